@@ -92,12 +92,17 @@ const (
 	OnFailure
 	// Always holds, unless needs were cancelled and no need has failed.
 	Always
+	// Asked holds in any case, also in a run that is cancelled: the caller decides when the node starts, and reports a
+	// Result with As if the node shall not run.
+	Asked
 )
 
 // holds reports whether the condition holds after needs with these outcomes.
 func (c Condition) holds(seen outcomes, strict bool) bool {
 	missing := strict && seen.has(skipped)
 	switch c {
+	case Asked:
+		return true
 	case OnSuccess:
 		return !seen.has(failed) && !seen.has(cancelled) && !missing
 	case OnFailure:
@@ -136,4 +141,8 @@ type Result struct {
 	// ExitCode and Reason describe a failure, for a [Match]. Reason is a word of the caller's.
 	ExitCode int
 	Reason   string
+	// As is Skipped or Cancelled if the caller has decided that the node ends so, whatever Err says; else it is zero. Why
+	// says the reason in a few words.
+	As  State
+	Why string
 }

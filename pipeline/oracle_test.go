@@ -18,8 +18,13 @@ type attempts []int
 
 func (a attempts) result(attempt int) Result {
 	code := a[min(attempt, len(a))-1]
-	if code == 0 {
+	switch code {
+	case 0:
 		return Result{}
+	case 5:
+		return Result{As: Skipped}
+	case 6:
+		return Result{Err: errTest, As: Cancelled, Why: "replaced"}
 	}
 	return Result{Err: errTest, ExitCode: code, Reason: fmt.Sprintf("reason %d", code%2)}
 }
@@ -36,7 +41,7 @@ func randomGraph(rng *rand.Rand, failFast bool) (Graph, []attempts) {
 	chance := func(percent int) bool { return rng.IntN(100) < percent }
 	for i := range 1 + rng.IntN(25) {
 		n := Node{
-			Name: fmt.Sprintf("n%d", i), When: Condition(rng.IntN(3)), Strict: chance(50),
+			Name: fmt.Sprintf("n%d", i), When: Condition(rng.IntN(4)), Strict: chance(50),
 			Manual: chance(10), Optional: chance(50), Retries: rng.IntN(3), Free: chance(20),
 			RetryOn: Match{Any: chance(30), ExitCodes: []int{2}, Reasons: []string{"reason 1"}},
 			MayFail: Match{ExitCodes: []int{3}},
@@ -66,7 +71,7 @@ func randomGraph(rng *rand.Rand, failFast bool) (Graph, []attempts) {
 		}
 		a := attempts{0}
 		if chance(50) {
-			a = attempts{rng.IntN(5), rng.IntN(5), rng.IntN(2) * 4}
+			a = attempts{rng.IntN(7), rng.IntN(7), rng.IntN(2) * 4}
 		}
 		g.Nodes, outcomes = append(g.Nodes, n), append(outcomes, a)
 	}
@@ -115,7 +120,8 @@ func oracle(g Graph, outcomes []attempts) []State {
 		holds := map[Condition]bool{
 			OnSuccess: !has(counted, Failed, Cancelled) && !skips,
 			OnFailure: has(counted, Failed) && !skips,
-			Always:    true,
+			Always:    skips || has(counted, Failed) || !has(counted, Cancelled),
+			Asked:     true,
 		}[n.When]
 		switch {
 		case has(all, Blocked):
@@ -144,6 +150,8 @@ func finalState(n Node, a attempts) State {
 	for attempt := 1; ; attempt++ {
 		r := a.result(attempt)
 		switch {
+		case r.As != 0:
+			return r.As
 		case r.Err == nil:
 			return Succeeded
 		case attempt <= n.Retries && (n.RetryOn.Any || r.ExitCode == 2 || r.Reason == "reason 1"):
@@ -319,12 +327,20 @@ func checkPath(t *testing.T, g Graph, run *Progress) {
 	}
 }
 
-// With fail-fast and cancellation the states depend on the order, but each node still ends once and never too early.
+// With fail-fast and cancellation the states depend on the order, but each node still ends once and never too early,
+// and those that are Asked start in any case.
 func TestRandomGraphsThatAreCancelledEndOnce(t *testing.T) {
 	for seed := range uint64(1000) {
 		rng := newRand(seed)
 		g, outcomes := randomGraph(rng, true)
 		d := &driver{t: t, g: g, rng: rng, outcomes: outcomes}
 		d.drive(rng.IntN(40) - 10)
+		for i, n := range g.Nodes {
+			s := d.run.Status(i)
+			if n.When == Asked && s.State != Blocked {
+				require.Positive(t, s.Attempt, "seed %d: %s was not asked", seed, n.Name)
+				require.True(t, s.State != Cancelled || s.Result.As == Cancelled, "seed %d: %s", seed, n.Name)
+			}
+		}
 	}
 }

@@ -119,7 +119,7 @@ func (in *inputs) cause(n *Node) int32 {
 		order = []outcomes{cancelled}
 	case OnFailure:
 		order = []outcomes{skipped}
-	case OnSuccess:
+	case OnSuccess, Asked:
 	}
 	for _, bit := range order {
 		if in.seen.has(bit) && (bit != skipped || n.Strict) {
@@ -307,11 +307,13 @@ func (r *Progress) End(node int, result Result, now time.Time) {
 	s.Result = result
 	r.leave(v)
 	switch {
+	case result.As == Skipped || result.As == Cancelled:
+		r.end(v, result.As, now)
 	case result.Err == nil:
 		r.end(v, Succeeded, now)
-	case s.stopped:
+	case s.stopped && n.When != Asked:
 		r.end(v, Cancelled, now)
-	case s.Attempt <= n.Retries && n.RetryOn.matches(result):
+	case !s.stopped && s.Attempt <= n.Retries && n.RetryOn.matches(result):
 		r.delay(v, n.RetryWait, now)
 	case n.MayFail.matches(result):
 		r.end(v, Warned, now)
@@ -330,7 +332,8 @@ func (r *Progress) Play(node int, now time.Time) error {
 	return nil
 }
 
-// Cancel cancels all nodes that have not ended. Those that run end when their End is reported; see Stops.
+// Cancel cancels all nodes that have not ended. Those that run end when their End is reported; see Stops. Nodes that
+// are Asked are not cancelled: they start when their needs have ended.
 func (r *Progress) Cancel(now time.Time) {
 	all := make([]int32, r.plan.Len())
 	for v := range all {
@@ -349,6 +352,7 @@ func (r *Progress) cancel(list []int32, because int32, now time.Time) {
 		case n.State == Running:
 			n.stopped, n.cause = true, because
 			r.stops = append(r.stops, int(v))
+		case r.plan.Node(int(v)).When == Asked:
 		default:
 			n.cause = because
 			r.set(v, Cancelled, now)
@@ -416,6 +420,8 @@ func (r *Progress) Why(node int) string {
 		name = fmt.Sprintf("%q", r.plan.Node(int(s.cause)).Name)
 	}
 	switch {
+	case (s.State == Skipped || s.State == Cancelled) && s.Result.Why != "":
+		return s.Result.Why
 	case s.State == Blocked && name != "":
 		return "blocked by " + name
 	case s.State == Blocked || s.State == Manual:

@@ -9,8 +9,8 @@ import (
 // Carrier carries nodes out.
 type Carrier interface {
 	// Carry carries out one attempt of a node, and returns when it has ended. When ctx ends, it stops the attempt; the
-	// cause is [ErrFailFast] or that of the run's context. It is called from several goroutines at once, for one node
-	// never twice at the same time.
+	// cause is [ErrFailFast] or that of the run's context. For a node that is [Asked], ctx may have ended before the call.
+	// It is called from several goroutines at once, for one node never twice at the same time.
 	Carry(ctx context.Context, node, attempt int) Result
 }
 
@@ -75,7 +75,7 @@ func (l *loop) start() {
 	}
 	l.Advance(now)
 	l.tell() // of the ends of nodes, before those that need them start
-	for {    // after a cancel there is none
+	for {    // after a cancel only those that are Asked
 		node, ok := l.Take(l.cfg.Slots <= 0 || l.slots < l.cfg.Slots, now)
 		if !ok {
 			break

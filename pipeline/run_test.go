@@ -165,6 +165,45 @@ func TestANodeThatEndsWithTheContextIsCancelled(t *testing.T) {
 	}
 }
 
+// A node that is Asked starts in a cancelled run, too, and the caller decides how it ends. One that runs when the run
+// is cancelled goes on as long as the caller wants.
+func TestAskedNodesStartInACancelledRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		need := func(name string) []Need { return []Need{{Name: name, Edge: Control}} }
+		plan, err := New(Graph{Nodes: []Node{
+			{Name: "stops", When: Asked},
+			{Name: "goes on", When: Asked, Retries: 3, RetryOn: Match{Any: true}},
+			{Name: "always", When: Asked, Needs: need("stops")},
+			{Name: "skipped", When: Asked, Needs: need("goes on")},
+			{Name: "ordinary", Needs: need("skipped")},
+		}})
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		run := plan.Run(ctx, carryFunc(func(ctx context.Context, node, _ int) Result {
+			switch plan.Node(node).Name {
+			case "stops":
+				<-time.NewTimer(time.Second).C
+				cancel()
+				return Result{Err: context.Cause(ctx), As: Cancelled}
+			case "goes on":
+				<-time.NewTimer(time.Minute).C
+				return Result{Err: errTest, ExitCode: 4}
+			case "skipped":
+				return Result{As: Skipped, Why: "if"}
+			default:
+				require.Error(t, ctx.Err())
+				return Result{}
+			}
+		}), Config{})
+		var got []string
+		for i := range plan.Len() {
+			got = append(got, run.Status(i).State.String()+" "+run.Why(i))
+		}
+		require.Equal(t, []string{"cancelled cancelled", "failed ", "success ", "skipped if", "cancelled cancelled"}, got)
+		require.Equal(t, 1, run.Status(1).Attempt)
+	})
+}
+
 func TestFailFastStopsTheOthersOfTheGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all := []string{"matrix"}

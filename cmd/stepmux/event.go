@@ -15,7 +15,7 @@ import (
 	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
 )
 
-// eventFlags say for which event a .gitlab-ci.yml runs.
+// eventFlags say for which event a .gitlab-ci.yml or a workflow runs.
 type eventFlags struct {
 	event string
 	since string
@@ -28,19 +28,20 @@ var (
 )
 
 func (f *eventFlags) register(fl *pflag.FlagSet) {
-	choiceFlag(fl, &f.event, "event", "the `EVENT` for which the pipeline runs, in its predefined variables", events...)
+	fl.StringVar(&f.event, "event", "", "the `EVENT` for which a pipeline runs: of a .gitlab-ci.yml "+either(events)+
+		"; of a workflow its name, or NAME=FILE with its payload in JSON (default: push, or else one that starts it)")
 	fl.StringVar(&f.since, "changed-since", "", "for rules:changes, compare with the commit where the branch left this "+
 		"`REF`, a branch or a commit (default: the commit before; for merge_request: the default branch)")
 	grouped(fl, pipelineGroup)
 }
 
-// eventNames are the names of eventFlags.
-var eventNames = []string{"event", "changed-since"}
-
 // apply sets the predefined variables and the changes of src, a .gitlab-ci.yml in dir.
 func (f *eventFlags) apply(ctx context.Context, src *standalone.Source, dir string) error {
 	vars := variableSet{&src.Predefined}
 	base := ""
+	if f.event != "" && !slices.Contains(events, f.event) {
+		return fmt.Errorf("--event %.40q: use %s", f.event, either(events))
+	}
 	switch f.event {
 	case "":
 	case "tag":

@@ -38,15 +38,19 @@ and the artifacts and caches that the file gives it. Only --manual runs manual j
 without --wait-delayed. The summary says why a job did not run. --resume goes on after a failure. The exit code is that
 of the first job that failed.
 
+A GitHub Actions workflow (--format github) runs as a whole, too, unless --job-name chooses a job: its jobs by needs, if
+and matrix, each in a new directory with the files of the project, with the outputs of the jobs that it needs. --event
+names the event that starts it.
+
 With --job-name one job runs in the current directory. A .gitlab-ci.yml may use include: local, extends, !reference,
 default, variables, rules and parallel. One of several parallel builds runs: --job-name "test 2/5", or "test: [linux]"
 of a matrix. Keys for a server or a runner, such as image, artifacts and cache, are ignored, and a note names them. So
 are includes from elsewhere, unless --includes names a directory with their files. In a git checkout, the variables
 CI_COMMIT_* describe its commit.
 
-One job of a GitHub Actions workflow runs (--format github): its steps, with composite, node and docker actions.
-Variables that are masked (--mask) are its secrets, the others its vars; GITHUB_TOKEN is its token. Services, containers
-and permissions are ignored, and a note names them; with --in-image the job runs in its container, with its services.
+The steps of a workflow may be composite, node and docker actions. Variables that are masked (--mask) are its secrets,
+the others its vars; GITHUB_TOKEN is its token. Services, containers and permissions are ignored, and a note names them;
+with --job-name and --in-image a job runs in its container, with its services.
 
 With --image or --in-image a job runs in a container of this machine's Docker daemon. The work directory has the same
 path in the container, and the job can change it.
@@ -101,8 +105,8 @@ func newLocalCommand() *cobra.Command {
 	f.inContainer.register(fl)
 	fl.BoolVar(&f.inContainer.ofJob, "in-image", false, "run the job in a container of the image that it names")
 	grouped(fl, containerGroup)
-	fl.StringVar(&f.jobName, "job-name", "", "the `JOB` of a .gitlab-ci.yml or of a workflow; without it a "+
-		".gitlab-ci.yml runs as a whole pipeline")
+	fl.StringVar(&f.jobName, "job-name", "", "the `JOB` of a .gitlab-ci.yml or of a workflow; without it these run as a "+
+		"whole")
 	f.matrix = map[string]string{}
 	fl.Func("matrix", "`name=value` of the matrix of a workflow's job, for this run: JSON, or else a text; of the matrix "+
 		"of a .gitlab-ci.yml, to choose one build; repeatable", func(text string) error { return assign(f.matrix, text) })
@@ -174,9 +178,16 @@ func (f *localFlags) source(cmd *cobra.Command, files []string) (src standalone.
 			return src, err
 		}
 		src.WorkDir = dir
+		if src.Format == standalone.GitHub {
+			if err := workflowEvent(&src, f.whole.event.event, cmd.InOrStdin()); err != nil {
+				return src, err
+			}
+		}
 		addCheckout(cmd.Context(), &src, dir)
-		if err := f.whole.event.apply(cmd.Context(), &src, dir); err != nil {
-			return src, err
+		if src.Format == standalone.GitLabCI {
+			if err := f.whole.event.apply(cmd.Context(), &src, dir); err != nil {
+				return src, err
+			}
 		}
 		out := cmd.OutOrStdout()
 		src.Colours = f.output != "json" && isTerminal(out) && os.Getenv("NO_COLOR") == ""

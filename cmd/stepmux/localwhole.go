@@ -18,6 +18,7 @@ import (
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/internal/standalone/checkout"
+	"github.com/stepmux/stepmux/internal/standalone/githubpipeline"
 	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
 	"github.com/stepmux/stepmux/internal/standalone/gitlabpipeline"
 	"github.com/stepmux/stepmux/internal/standalone/whole"
@@ -69,12 +70,13 @@ func (f *localFlags) isWhole(cmd *cobra.Command, src standalone.Source) (bool, e
 		}
 		return names[i]
 	}
-	ofWhole, ofJob, ofEvent := given(wholeNames), given(ofOneJob), given(eventNames)
+	if err := checkFormat(cmd, src); err != nil {
+		return false, err
+	}
+	ofWhole, ofJob := given(wholeNames), given(ofOneJob)
 	switch {
 	case f.whole.jobs < 1:
 		return false, errors.New("--jobs: use a number above 0")
-	case ofWhole+ofEvent != "" && src.Format != standalone.GitLabCI:
-		return false, fmt.Errorf("--%s is for a .gitlab-ci.yml (--format gitlab-ci)", cmp.Or(ofWhole, ofEvent))
 	case f.whole.needs && f.jobName == "":
 		return false, errors.New("--needs: name the job with --job-name")
 	case f.jobName != "" && !f.whole.needs && ofWhole != "":
@@ -84,27 +86,32 @@ func (f *localFlags) isWhole(cmd *cobra.Command, src standalone.Source) (bool, e
 	case f.jobName != "":
 		return f.whole.needs, nil
 	default:
-		return src.Format == standalone.GitLabCI && ofJob == "", nil
+		return isPipeline(src) && ofJob == "", nil
 	}
 }
 
 // plan returns the chosen jobs of the pipeline of src.
-func (f *localFlags) plan(src standalone.Source) (*whole.Pipeline, error) {
-	if f.whole.event.event == "" {
-		src.Predefined = append(slices.Clip(src.Predefined), gitlabci.Variable{Name: "CI_PIPELINE_SOURCE", Value: "push"})
+func (f *localFlags) plan(src standalone.Source) (p *whole.Pipeline, notices []string, err error) {
+	if src.Format == standalone.GitHub {
+		p, notices, err = githubpipeline.Read(src)
+	} else {
+		if f.whole.event.event == "" {
+			push := gitlabci.Variable{Name: "CI_PIPELINE_SOURCE", Value: "push"}
+			src.Predefined = append(slices.Clip(src.Predefined), push)
+		}
+		p, err = gitlabpipeline.Read(src)
 	}
-	p, err := gitlabpipeline.Read(src)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if p.Out != "" {
-		return nil, fmt.Errorf("%s: no job runs: with these variables %s starts no pipeline", src.Name, p.Out)
+		return nil, nil, fmt.Errorf("%s: no job runs: with these variables %s starts no pipeline", src.Name, p.Out)
 	}
 	f.whole.choice.Job = f.jobName
 	if err := p.Choose(f.whole.choice); err != nil {
-		return nil, fmt.Errorf("%s: %w", src.Name, err)
+		return nil, nil, fmt.Errorf("%s: %w", src.Name, err)
 	}
-	return p, nil
+	return p, append(notices, src.Notices...), nil
 }
 
 // runWhole runs the pipeline of src, or lists its jobs.
@@ -114,7 +121,7 @@ func (f *localFlags) runWhole(cmd *cobra.Command, src standalone.Source) (err er
 		return err
 	}
 	src.WorkDir = cfg.WorkDir
-	p, err := f.plan(src)
+	p, notices, err := f.plan(src)
 	if err != nil {
 		return err
 	}
@@ -144,7 +151,7 @@ func (f *localFlags) runWhole(cmd *cobra.Command, src standalone.Source) (err er
 		}
 	}()
 	note := func(text string) { show.say("note: " + text) }
-	for _, text := range slices.Concat(src.Notices, standalone.WarningsToTell(warnings)) {
+	for _, text := range slices.Concat(notices, standalone.WarningsToTell(warnings)) {
 		note(text)
 	}
 	report, err := f.runJobs(ctx, abort, src, p, cfg, show)
@@ -227,7 +234,7 @@ func (f *localFlags) runJobs(
 			show.draw()
 		},
 	}
-	if base, err := os.UserCacheDir(); err == nil {
+	if base, err := os.UserCacheDir(); err == nil && src.Format == standalone.GitLabCI {
 		of.CachesDir = engine.CachesOf(base, engine.LocalProject(cfg.WorkDir))
 		repository := engine.LocalProject(checkout.Repository(ctx, cfg.WorkDir))
 		of.StateDir = filepath.Join(base, "stepmux-pipelines", repository)
@@ -259,6 +266,8 @@ func wholeCode(ctx context.Context, report *whole.Report, err error) int {
 		return 0
 	case report.Status == whole.Failure:
 		return scriptCode(report.ExitCode)
+	case code == 0 && err == nil: // a job took the place of another one
+		return 1
 	default:
 		return cmp.Or(code, exitSystem)
 	}

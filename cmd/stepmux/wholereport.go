@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -35,9 +36,10 @@ func newStageView(p *whole.Pipeline) *stageView {
 		starts: map[string]time.Time{},
 	}
 	for _, j := range p.Jobs {
-		v.stage[j.Name] = j.Stage
-		if v.totals[j.Stage]++; v.totals[j.Stage] == 1 {
-			v.names = append(v.names, j.Stage)
+		stage := cmp.Or(j.Stage, "jobs") // those of a workflow have none
+		v.stage[j.Name] = stage
+		if v.totals[stage]++; v.totals[stage] == 1 {
+			v.names = append(v.names, stage)
 		}
 	}
 	return v
@@ -146,7 +148,7 @@ func summarize(show *reporter, r *whole.Report) {
 // jobLines returns a line for each job of a pipeline and, more indented, for those of its children.
 func jobLines(r *whole.Report, indent string) (lines []string) {
 	for _, j := range r.Jobs {
-		text := fmt.Sprintf("%s%-10s %-24s %s", indent, j.Stage, j.Name, j.Status)
+		text := fmt.Sprintf("%s%s%-24s %s", indent, stageColumn(j.Stage), j.Name, j.Status)
 		switch {
 		case j.Why != "" && j.Why != j.Status:
 			text += ": " + j.Why
@@ -167,6 +169,14 @@ func jobLines(r *whole.Report, indent string) (lines []string) {
 	return lines
 }
 
+// stageColumn returns the column with the stage of a job. Jobs of a workflow have none.
+func stageColumn(stage string) string {
+	if stage == "" {
+		return ""
+	}
+	return fmt.Sprintf("%-10s ", stage)
+}
+
 // writeReport writes the results of a pipeline to a file.
 func writeReport(path string, r *whole.Report) error {
 	var text bytes.Buffer
@@ -181,9 +191,10 @@ func writeReport(path string, r *whole.Report) error {
 // listed is a job in the list of a pipeline.
 type listed struct {
 	Name   string   `json:"name"`
-	Stage  string   `json:"stage"`
+	Stage  string   `json:"stage,omitempty"`
 	When   string   `json:"when,omitempty"`
-	Needs  []string `json:"needs"` // null: all earlier stages
+	Needs  []string `json:"needs"`            // null: all earlier stages
+	Builds []string `json:"builds,omitempty"` // of a workflow's job with a matrix that is known
 	In     bool     `json:"in_pipeline"`
 	WhyOut string   `json:"why,omitempty"`
 }
@@ -193,6 +204,9 @@ func listJobs(w io.Writer, p *whole.Pipeline, asJSON bool) error {
 	var all []listed
 	for i, j := range p.Jobs {
 		one := listed{Name: j.Name, Stage: j.Stage, When: j.When, In: true}
+		if len(j.Builds) > 1 {
+			one.Builds = j.Builds
+		}
 		if n := p.Graph.Nodes[i]; n.After == 0 {
 			one.Needs = []string{}
 			for _, need := range n.Needs {
@@ -218,7 +232,13 @@ func listJobs(w io.Writer, p *whole.Pipeline, asJSON bool) error {
 		case j.Needs != nil:
 			about += ", needs " + strings.ReplaceAll(fmt.Sprintf("%q", j.Needs), `" "`, `", "`)
 		}
-		fmt.Fprintln(&text, termtext.Line(fmt.Sprintf("%-10s %-24s %s", j.Stage, j.Name, about)))
+		if j.When == "" {
+			about = strings.TrimPrefix(about, ", ")
+		}
+		if len(j.Builds) > 0 {
+			about += fmt.Sprintf(", %d builds", len(j.Builds))
+		}
+		fmt.Fprintln(&text, termtext.Line(fmt.Sprintf("%s%-24s %s", stageColumn(j.Stage), j.Name, about)))
 	}
 	_, err := io.WriteString(w, text.String())
 	return err

@@ -195,7 +195,7 @@ var allowed = map[string][]string{
 	},
 	"internal/standalone": {
 		"remote/step/component",
-		"remote/step/action",
+		"remote/step/action", "pipeline",
 		"internal/termtext", "remote/job/service", "remote/step/trace", "remote/step/trace/recording", "remote/job",
 		"remote/step/engine", "remote/step/fetch", "internal/standalone/gitlabci", "remote/step/lang", "remote/step/expr",
 		"remote/step/mask", "remote/step/component", "remote/proc", "remote/isolate", "remote/api/**",
@@ -213,6 +213,9 @@ var allowed = map[string][]string{
 	},
 	"internal/standalone/gitlabpipeline": {
 		"internal/standalone", "internal/standalone/gitlabci", "internal/standalone/whole", "internal/boundedfile",
+	},
+	"internal/standalone/githubpipeline": {
+		"internal/standalone", "internal/standalone/whole", "pipeline", "remote/step/action",
 	},
 	"internal/standalone/checkout": {"internal/subprocess", "internal/standalone/gitlabci"},
 	"remote/step/lang": {

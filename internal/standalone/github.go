@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -14,7 +13,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// readGitHub reads a job of a workflow. The job becomes one built-in step, which runs such jobs.
+// readGitHub reads a job of a workflow.
 func readGitHub(src Source) (*Job, error) {
 	job, err := action.ReadJob(src.Name, src.Text, src.JobName)
 	if err != nil {
@@ -35,10 +34,31 @@ func readGitHub(src Source) (*Job, error) {
 		}
 		values[name] = v
 	}
+	if src.Vars, err = gitHubVars(src, named); err != nil {
+		return nil, err
+	}
+	j, err := gitHubJob(src, job, gitHubRun{inputs: named, matrix: values})
+	if err != nil {
+		return nil, err
+	}
+	j.Notices = notes
+	return j, nil
+}
+
+// gitHubRun has the values of a run of a workflow's job.
+type gitHubRun struct {
+	inputs, matrix, needs, strategy map[string]any
+	inWorkflow                      bool // the whole workflow runs
+}
+
+// gitHubJob returns a job of a workflow. It becomes one built-in step, which runs such jobs.
+func gitHubJob(src Source, job *action.Job, run gitHubRun) (*Job, error) {
 	inputs := map[string]any{
 		"workflow": lang.Escape(string(src.Text)), "job": job.Name, "file": lang.Escape(src.Name),
 	}
-	for input, values := range map[string]map[string]any{"inputs": named, "matrix": values} {
+	for input, values := range map[string]map[string]any{
+		"inputs": run.inputs, "matrix": run.matrix, "needs": run.needs, "strategy": run.strategy,
+	} {
 		if len(values) == 0 {
 			continue
 		}
@@ -48,22 +68,17 @@ func readGitHub(src Source) (*Job, error) {
 		}
 		inputs[input] = json.RawMessage(bytes.ReplaceAll(literal, []byte("${{"), []byte(`\\${{`))) // no expression of ours
 	}
-	src.Vars = append(slices.Clip(src.Vars), commitOf(src)...)
-	if hasEvent := func(v engine.Variable) bool { return v.Key == "GITHUB_EVENT" }; len(named) > 0 &&
-		!slices.ContainsFunc(src.Vars, hasEvent) {
-		event, err := action.Event(named, src.Vars)
-		if err != nil {
-			return nil, fmt.Errorf("%s: describe the event: %w", src.Name, err)
-		}
-		src.Vars = append(src.Vars, engine.Variable{Key: "GITHUB_EVENT", Value: event})
+	if run.inWorkflow {
+		inputs["in_workflow"] = true
 	}
 	if hasFiles(src.WorkDir) {
 		inputs["in_project"] = true
 	}
-	given := Given{Notices: notes, Config: engine.Config{Vars: src.Vars}}
+	given := Given{Config: engine.Config{Vars: src.Vars}}
 	if src.InContainer {
 		inputs["in_container"] = true
-		if given.Container, given.Env, err = job.Container(values, named, src.Vars); err != nil {
+		var err error
+		if given.Container, given.Env, err = job.Container(run.matrix, run.inputs, src.Vars); err != nil {
 			return nil, err
 		}
 	}

@@ -2,6 +2,7 @@ package standalone
 
 import (
 	"encoding/json"
+	"slices"
 	"time"
 
 	"github.com/stepmux/stepmux/remote/job"
@@ -175,6 +176,23 @@ func (v value) MarshalJSON() ([]byte, error) {
 		return []byte(`{"masked":true}`), nil
 	}
 	return v.Value.MarshalJSON()
+}
+
+// StepOutputs returns the outputs of the only step of a job, and the names of those that contain secrets.
+func (r *Report) StepOutputs() (outputs map[string]string, masked []string) {
+	if len(r.Steps) != 1 {
+		return nil, nil
+	}
+	outputs = map[string]string{}
+	for name, v := range r.Steps[0].Outputs {
+		if v.Sensitive() {
+			masked = append(masked, name)
+		} else {
+			outputs[name] = v.Text()
+		}
+	}
+	slices.Sort(masked)
+	return outputs, masked
 }
 
 func valuesOf(values map[string]expr.Value) map[string]value {

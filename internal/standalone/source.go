@@ -64,6 +64,10 @@ type Source struct {
 	// Matrix has the values of a workflow's matrix for this run: JSON, or else texts. For a .gitlab-ci.yml the values
 	// of parallel: matrix choose one of the builds of the job.
 	Matrix map[string]string
+	// Event is the name of the event that starts a workflow, such as push. It may be empty. Payload is its description in
+	// JSON, as github.event has it. If nil, it is made from the commit in the work directory.
+	Event   string
+	Payload []byte
 	// Vars are job variables. They replace those of a .gitlab-ci.yml.
 	Vars []engine.Variable
 	// Env is added to the environment of the steps. What the text says takes precedence.

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
+	"github.com/stepmux/stepmux/pipeline"
 	"github.com/stepmux/stepmux/remote/step/action"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/lang"
@@ -152,13 +153,16 @@ func (v *Verdict) gitLabCI(ctx context.Context, src Source) {
 // gitHub checks the steps of a workflow, and the project's own actions that they use.
 func (v *Verdict) gitHub(text []byte, workDir string) {
 	v.Kind = kindGitHub
-	uses, unknown, err := action.WorkflowUses(v.File, text)
-	v.warn(unknown)
+	w, err := action.ReadWorkflow(v.File, text)
+	v.warn(w.Warnings())
+	if err == nil {
+		_, err = pipeline.New(GraphOf(w))
+	}
 	if err != nil {
 		v.add(err)
 		return
 	}
-	for _, ref := range uses {
+	for _, ref := range w.Uses() {
 		if strings.HasPrefix(ref, "./") {
 			if _, err := action.LocalUses(filepath.Join(workDir, ref), ref); err != nil {
 				v.add(err)

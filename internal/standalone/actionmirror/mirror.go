@@ -31,8 +31,8 @@ const maxActions = 1000
 // Uses returns the actions that a file names.
 func Uses(name string, text []byte, format standalone.Format) ([]string, error) {
 	if format == standalone.GitHub {
-		uses, _, err := action.WorkflowUses(name, text)
-		return uses, err
+		w, err := action.ReadWorkflow(name, text)
+		return w.Uses(), err
 	}
 	if base := filepath.Base(name); base == "action.yml" || base == "action.yaml" {
 		return action.ManifestUses(name, text)

@@ -23,15 +23,18 @@ type carrier struct {
 	pipeline *Pipeline
 	plan     *pipeline.Plan
 	prefix   string
-	// done has the results of the jobs. Only the job itself and, for its state, the scheduler write its entry, and only
+	// done has the results of the jobs. Only the job itself and, for its status, the scheduler write its entry, and only
 	// jobs that wait for it read that.
 	done []made
 }
 
+// TimedOut is the reason of the failure of a job that took too long.
+const TimedOut = "job_execution_timeout"
+
 // The reasons of failures, in GitLab's words.
 var reasons = map[standalone.Reason]string{
 	standalone.Script:   "script_failure",
-	standalone.TimedOut: "job_execution_timeout",
+	standalone.TimedOut: TimedOut,
 	standalone.System:   "runner_system_failure",
 	standalone.Invalid:  "runner_system_failure",
 }
@@ -68,11 +71,34 @@ func (c *carrier) Carry(ctx context.Context, node, _ int) pipeline.Result {
 		}
 		return pipeline.Result{}
 	}
-	if job.Trigger != nil {
+	switch {
+	case job.Open != nil:
+		return c.open(ctx, node)
+	case job.Trigger != nil:
 		return c.start(ctx, node)
+	case job.Group == "":
+		return c.attempt(ctx, node)
 	}
-	if job.Lock != "" {
-		unlock, err := c.lock(ctx, job.Lock, c.teller(node))
+	ctx, leave, err := c.groups.enter(ctx, job.Group, job.CancelInProgress)
+	if err != nil {
+		return replaced(pipeline.Result{Err: err})
+	}
+	defer leave()
+	return replaced(c.attempt(ctx, node))
+}
+
+// replaced returns the result of a job of a group: that of a job which another one has replaced says so.
+func replaced(r pipeline.Result) pipeline.Result {
+	if errors.Is(r.Err, errReplaced) {
+		r.As, r.Why = pipeline.Cancelled, errReplaced.Error()
+	}
+	return r
+}
+
+// attempt waits for the lock of a job and for a slot, and carries the job out.
+func (c *carrier) attempt(ctx context.Context, node int) pipeline.Result {
+	if lock := c.pipeline.Jobs[node].Lock; lock != "" {
+		unlock, err := c.lock(ctx, lock, c.teller(node))
 		if err != nil {
 			return c.ended(ctx, node, nil, err)
 		}
@@ -84,6 +110,9 @@ func (c *carrier) Carry(ctx context.Context, node, _ int) pipeline.Result {
 		return pipeline.Result{Err: context.Cause(ctx)}
 	}
 	defer func() { <-c.slots }()
+	if c.done[node].began.IsZero() {
+		c.done[node].began = time.Now()
+	}
 	report, err := c.carry(ctx, node)
 	return c.ended(ctx, node, report, err)
 }
@@ -205,10 +234,15 @@ func (c *carrier) carry(ctx context.Context, node int) (report *standalone.Repor
 // before returns the jobs from which a job gets values.
 func (c *carrier) before(node int) (all []Before) {
 	for from := range c.plan.Sources(node, pipeline.Values) {
-		job := c.pipeline.Jobs[from]
-		all = append(all, Before{job.Name, job.Base, c.done[from].state, c.done[from].values})
+		all = append(all, c.describe(from))
 	}
 	return all
+}
+
+// describe describes a job that has ended.
+func (c *carrier) describe(node int) Before {
+	job, done := c.pipeline.Jobs[node], &c.done[node]
+	return Before{job.Name, job.Base, done.status.State, done.status.Result.Reason, done.values}
 }
 
 // artifactFor returns a function that reads artifacts of the jobs that a job waits for.

@@ -43,6 +43,17 @@ type Job struct {
 	Prepare func(before []Before) (*Prepared, error)
 	// Trigger is the pipeline that the job starts. It is nil for a job with steps.
 	Trigger *Trigger
+	// Open decides, once all that the job needs has ended, whether the job runs and which builds it has. If it is not
+	// nil, Prepare and Trigger are, and the node of the job is Free and Asked.
+	// before are the jobs that it needs; cancelled says that the run was cancelled. say shows a line about the job; it may
+	// be called after Open, and by several goroutines at once.
+	Open func(before []Before, cancelled bool, say func(line string)) (*Opened, error)
+	// Builds are the names of the builds of a job that opens, as far as they are known before. They are for people.
+	Builds []string
+	// Group is a group of which one job runs and one waits. A newer job replaces the one that waits and, with
+	// CancelInProgress, the one that runs. It is empty if other jobs may run at the same time.
+	Group            string
+	CancelInProgress bool
 }
 
 // Left is a job that a pipeline does not have.
@@ -56,6 +67,8 @@ type Left struct {
 type Before struct {
 	Name, Base string
 	State      pipeline.State
+	// Reason is that of a failure: TimedOut or another word.
+	Reason string
 	// Values are the values that the job has given.
 	Values map[string]string
 }

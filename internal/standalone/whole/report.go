@@ -36,7 +36,7 @@ type Report struct {
 // JobReport is the result of a job. A job that the pipeline does not have is "left out".
 type JobReport struct {
 	Name     string    `json:"name"`
-	Stage    string    `json:"stage"`
+	Stage    string    `json:"stage,omitempty"`
 	Status   string    `json:"status"`
 	Why      string    `json:"why,omitempty"` // of a job that did not run, or ran in the run that is resumed
 	Attempts int       `json:"attempts,omitempty"`
@@ -63,42 +63,73 @@ func (r *Report) isComplete() bool {
 // leftOut is the status of a job that the pipeline does not have.
 const leftOut = "left out"
 
-// newReport returns the report of a run that has ended.
-func newReport(p *Pipeline, run *pipeline.Progress) *Report {
-	r := &Report{Name: p.Name, Status: Success}
-	var first, last time.Time
-	for i, j := range p.Jobs {
-		s := run.Status(i)
-		job := JobReport{Name: j.Name, Stage: j.Stage, Status: s.State.String(), Why: run.Why(i), Attempts: s.Attempt}
-		if s.Attempt > 0 {
-			job.Started, job.Finished = s.Began, s.Ended
-			took := s.Ended.Sub(s.Began)
-			job.Duration = took.Seconds()
-			r.Busy += took.Seconds()
-			if first.IsZero() || s.Began.Before(first) {
-				first = s.Began
-			}
-			if s.Ended.After(last) {
-				last = s.Ended
-			}
-			if s.State.Ran() {
-				code := s.Result.ExitCode
-				job.ExitCode = &code
-			}
+// report returns the report of a run that has ended.
+func (c *carrier) report(run *pipeline.Progress) *Report {
+	r := &Report{Name: c.pipeline.Name, Status: Success}
+	for i := range c.pipeline.Jobs {
+		if builds := c.done[i].report; builds != nil {
+			r.Jobs = append(r.Jobs, builds.Jobs...)
+		} else {
+			r.Jobs = append(r.Jobs, c.jobReport(run, i))
 		}
-		r.Jobs = append(r.Jobs, job)
 	}
-	r.Wall = last.Sub(first).Seconds()
-	for _, l := range p.Left {
+	for _, l := range c.pipeline.Left {
 		r.Jobs = append(r.Jobs, JobReport{Name: l.Name, Stage: l.Stage, Status: leftOut, Why: l.Why})
 	}
 	for _, node := range run.CriticalPath() {
-		r.CriticalPath = append(r.CriticalPath, p.Jobs[node].Name)
+		if builds := c.done[node].report; builds != nil {
+			r.CriticalPath = append(r.CriticalPath, builds.CriticalPath...)
+		} else {
+			r.CriticalPath = append(r.CriticalPath, c.pipeline.Jobs[node].Name)
+		}
 	}
+	r.sum()
 	if node, ok := run.Failed(); ok {
 		r.Status, r.ExitCode = Failure, run.Status(node).Result.ExitCode
 	} else if run.Count(pipeline.Cancelled) > 0 {
 		r.Status = Cancelled
 	}
 	return r
+}
+
+// jobReport returns the report of a job that has ended.
+func (c *carrier) jobReport(run *pipeline.Progress, node int) JobReport {
+	s, j := run.Status(node), c.pipeline.Jobs[node]
+	r := JobReport{Name: j.Name, Stage: j.Stage, Status: s.State.String(), Why: run.Why(node)}
+	if c.done[node].resumed {
+		r.Why = "ran earlier"
+	}
+	if s.Attempt == 0 || s.State == pipeline.Skipped {
+		return r
+	}
+	r.Attempts = s.Attempt
+	if r.Started, r.Finished = c.done[node].began, s.Ended; j.Trigger != nil {
+		r.Started = s.Began // it has no slot
+	}
+	if !r.Started.IsZero() {
+		r.Duration = r.Finished.Sub(r.Started).Seconds()
+	}
+	if s.State.Ran() {
+		code := s.Result.ExitCode
+		r.ExitCode = &code
+	}
+	return r
+}
+
+// sum sets the times of a pipeline from those of its jobs.
+func (r *Report) sum() {
+	var first, last time.Time
+	for _, j := range r.Jobs {
+		if j.Started.IsZero() {
+			continue
+		}
+		r.Busy += j.Duration
+		if first.IsZero() || j.Started.Before(first) {
+			first = j.Started
+		}
+		if j.Finished.After(last) {
+			last = j.Finished
+		}
+	}
+	r.Wall = last.Sub(first).Seconds()
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/standalone"
@@ -60,6 +61,7 @@ type runner struct {
 	tracked  func() map[string]bool // the files of the project
 	slots    chan struct{}
 	children sync.WaitGroup // of child pipelines that no job waits for
+	groups   groups
 
 	mu      sync.Mutex         // guards the following
 	number  int                // of directories
@@ -172,6 +174,15 @@ const level = archive.Level("fastest")
 
 // run runs one pipeline. prefix stands before the names of its jobs.
 func (r *runner) run(ctx context.Context, p *Pipeline, prefix string) (*Report, error) {
+	c, end, err := r.carryOut(ctx, p, prefix)
+	if err != nil {
+		return nil, err
+	}
+	return c.report(end), nil
+}
+
+// carryOut carries the jobs of a pipeline out.
+func (r *runner) carryOut(ctx context.Context, p *Pipeline, prefix string) (*carrier, *pipeline.Progress, error) {
 	graph := p.Graph
 	graph.Nodes = slices.Clone(graph.Nodes)
 	for i := range graph.Nodes {
@@ -182,7 +193,7 @@ func (r *runner) run(ctx context.Context, p *Pipeline, prefix string) (*Report, 
 	}
 	plan, err := pipeline.New(graph)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for _, j := range p.Jobs {
 		r.notices(prefix+j.Name, j.Notices)
@@ -190,19 +201,13 @@ func (r *runner) run(ctx context.Context, p *Pipeline, prefix string) (*Report, 
 	c := &carrier{runner: r, pipeline: p, plan: plan, prefix: prefix, done: make([]made, len(p.Jobs))}
 	end := plan.Run(ctx, c, pipeline.Config{
 		Slots: max(r.cfg.Slots, 1), Observe: func(node int, s pipeline.Status) {
-			c.done[node].state = s.State
+			c.done[node].status = s
 			if r.cfg.Watch != nil {
 				r.cfg.Watch(c.name(node), s.State.String())
 			}
 		},
 	})
-	report := newReport(p, end)
-	for i := range p.Jobs {
-		if c.done[i].resumed {
-			report.Jobs[i].Why = "ran earlier"
-		}
-	}
-	return report, nil
+	return c, end, nil
 }
 
 // newDir returns a new directory.
@@ -236,8 +241,10 @@ func (r *runner) system(err error) {
 
 // made has the outcome of a job, and the files and values that it gives to others.
 type made struct {
-	state   pipeline.State
-	archive string // empty without artifacts
+	status  pipeline.Status
+	began   time.Time // when the first attempt got its slot
+	report  *Report   // of the builds of a job that opened
+	archive string    // empty without artifacts
 	values  map[string]string
 	resumed bool // the job ran in an earlier run
 }

@@ -103,7 +103,7 @@ func (j *Job) boxNotes(inContainer bool) (notes []string) {
 func (j *Job) Container(
 	matrix, inputs map[string]any, vars []engine.Variable,
 ) (text []byte, env map[string]string, err error) {
-	l := &boxLanguage{file: j.file, scope: boxScope(matrix, inputs, vars)}
+	l := &boxLanguage{file: j.file, scope: j.scope(matrix, inputs, vars)}
 	if slices.ContainsFunc(j.boxes, box.usesEnv) { // where the job runs it has more contexts
 		l.scope.Values["env"] = expression.Texts(l.texts(j.env))
 	}
@@ -132,8 +132,8 @@ func (j *Job) Container(
 	return text, env, nil
 }
 
-// boxScope returns the contexts that the container of a job can use.
-func boxScope(matrix, inputs map[string]any, vars []engine.Variable) expression.Scope {
+// scope returns the contexts that the container of a job, and keys of the job itself, can use.
+func (j *Job) scope(matrix, inputs map[string]any, vars []engine.Variable) expression.Scope {
 	known, hidden, open := map[string]string{}, map[string]string{}, map[string]string{}
 	for _, v := range vars {
 		known[v.Key] = v.Value
@@ -144,7 +144,7 @@ func boxScope(matrix, inputs map[string]any, vars []engine.Variable) expression.
 		}
 	}
 	github := githubTexts(func(name string) string { return known[name] })
-	github["token"] = known["GITHUB_TOKEN"]
+	github["token"], github["workflow"], github["job"] = known["GITHUB_TOKEN"], j.workflow, j.Name
 	empty := expression.Object(nil)
 	return expression.Scope{Values: map[string]expression.Value{
 		"matrix": expression.New(matrix), "secrets": expression.Texts(hidden), "vars": expression.Texts(open),

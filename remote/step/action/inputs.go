@@ -1,7 +1,6 @@
 package action
 
 import (
-	"encoding/json"
 	"fmt"
 	"math"
 	"slices"
@@ -44,6 +43,23 @@ func (r *reader) triggers(on *yaml.Node) (all []jobInput) {
 		}
 	}
 	return all
+}
+
+// events returns the names of the events in on: a name, a list of names, or the keys of a mapping.
+func (r *reader) events(on *yaml.Node) (names []string) {
+	switch v := r.Value(on); v.Kind { //nolint:exhaustive // a value has no other kind
+	case yaml.ScalarNode:
+		names = []string{r.text(on, "on")}
+	case yaml.SequenceNode:
+		for _, item := range r.List(on, "on") {
+			names = append(names, r.text(item, "an event"))
+		}
+	case yaml.MappingNode:
+		for _, event := range r.Mapping(on, "on") {
+			names = append(names, event.Key)
+		}
+	}
+	return names
 }
 
 func (r *reader) jobInput(p yamltree.Entry) jobInput {
@@ -116,9 +132,9 @@ func (in *jobInput) read(text string) (any, error) {
 	}
 }
 
-// Event returns the text of the event that starts a workflow with these inputs. It has the parts that a job's event has
-// without one.
-func Event(inputs map[string]any, vars []engine.Variable) (string, error) {
+// Event returns the event that starts a workflow with these inputs. It has the parts that a job's event has without
+// one.
+func Event(inputs map[string]any, vars []engine.Variable) map[string]any {
 	given := map[string]string{}
 	for name, v := range inputs {
 		given[name] = expression.New(v).Text()
@@ -130,8 +146,11 @@ func Event(inputs map[string]any, vars []engine.Variable) (string, error) {
 		}
 		return vars[i].Value
 	})
-	text, err := json.Marshal(map[string]any{
-		"inputs": given, "ref": about["ref"], "repository": map[string]string{"full_name": about["repository"]},
-	})
-	return string(text), err
+	event := map[string]any{
+		"ref": about["ref"], "repository": map[string]string{"full_name": about["repository"]},
+	}
+	if len(given) > 0 {
+		event["inputs"] = given
+	}
+	return event
 }

@@ -71,8 +71,10 @@ type language struct {
 
 // Run implements [engine.Language].
 func (g *language) Run(ctx context.Context, call *engine.Call) engine.Result {
+	empty := expression.Object(nil)
 	s := &session{
-		language: g, call: call, vars: call.Variables(), matrix: expression.Object(nil), global: map[string]string{},
+		language: g, call: call, vars: call.Variables(), matrix: empty, needs: empty, strategy: empty,
+		global: map[string]string{},
 	}
 	if err := s.open(); err != nil {
 		return engine.Failed(err)
@@ -241,6 +243,10 @@ const (
 
 	inputInContainer = "in_container"
 	inputInProject   = "in_project"
+
+	inputNeeds      = "needs"
+	inputStrategy   = "strategy"
+	inputInWorkflow = "in_workflow"
 )
 
 // runJob runs the steps of a workflow's job.
@@ -257,10 +263,12 @@ func (s *session) runJob(ctx context.Context) engine.Result {
 		v, _ := c.Inputs[input].Any().(map[string]any)
 		return expression.New(v)
 	}
-	s.matrix = object(inputMatrix)
-	hasMatrix, inContainer := c.Inputs[inputMatrix].Truthy(), c.Inputs[inputInContainer].Truthy()
-	if err := j.writeNotes(c.Place.Stderr, hasMatrix, inContainer); err != nil {
-		return engine.Failed(err)
+	s.matrix, s.needs, s.strategy = object(inputMatrix), object(inputNeeds), object(inputStrategy)
+	if !c.Inputs[inputInWorkflow].Truthy() {
+		hasMatrix, inContainer := c.Inputs[inputMatrix].Truthy(), c.Inputs[inputInContainer].Truthy()
+		if err := j.writeNotes(c.Place.Stderr, hasMatrix, inContainer); err != nil {
+			return engine.Failed(err)
+		}
 	}
 	l := &list{
 		session: s, specs: j.steps, steps: map[string]*state{}, env: map[string]string{}, shell: j.shell, dir: j.dir,

@@ -316,17 +316,25 @@ func (l *list) condition(text string, line int, env map[string]string) (holds, a
 	if text = bare(text); text == "" {
 		return l.succeeded(), false, nil
 	}
-	scope := l.scope(text, env)
+	holds, always, err = evaluateIf(text, l.scope(text, env))
+	if err != nil {
+		return false, false, l.at(line, err)
+	}
+	return holds && (always || l.succeeded()), always, nil
+}
+
+// evaluateIf evaluates an if, which is not empty. asks says that it has one of the status functions; if not, success()
+// must hold, too.
+func evaluateIf(text string, scope expression.Scope) (holds, asks bool, err error) {
 	evaluate, template := expression.Template, text
 	if !strings.Contains(text, "${{") {
 		evaluate, template = expression.Evaluate, "${{"+text+"}}"
 	}
 	v, err := evaluate(text, scope)
 	if err != nil {
-		return false, false, l.at(line, fmt.Errorf("if: %w", err))
+		return false, false, fmt.Errorf("if: %w", err)
 	}
-	asks := expression.Calls(template, scope, "success", "failure", "always", "cancelled")
-	return v.Truthy() && (asks || l.succeeded()), asks, nil
+	return v.Truthy(), expression.Calls(template, scope, "success", "failure", "always", "cancelled"), nil
 }
 
 // cut reports whether the job was stopped after the list began.
@@ -377,11 +385,10 @@ func (l *list) scope(text string, env map[string]string) expression.Scope {
 		}
 		github["action_status"] = expression.String(status)
 	}
-	empty := expression.Object(nil)
 	s := expression.Scope{Values: map[string]expression.Value{
 		"github": expression.Object(github), "runner": expression.Texts(l.runner()),
 		"env":    expression.Texts(l.environ(l.env, env)),
-		"inputs": l.inputs, "steps": l.stepsValue(), "matrix": l.matrix, "needs": empty, "strategy": empty,
+		"inputs": l.inputs, "steps": l.stepsValue(), "matrix": l.matrix, "needs": l.needs, "strategy": l.strategy,
 		"job": expression.Object(map[string]expression.Value{"status": expression.String(l.jobStatus())}),
 	}}
 	if l.action == nil {

@@ -14,7 +14,10 @@ import (
 )
 
 // reader reads a YAML text.
-type reader struct{ yamltree.Reader }
+type reader struct {
+	yamltree.Reader
+	mentions []mention // of a workflow's job
+}
 
 // rules are those of GitHub: a number, a date and nothing may stand for a text, and tags have no effect.
 var rules = yamltree.Rules{
@@ -25,7 +28,7 @@ var rules = yamltree.Rules{
 // load returns the value of the only document of a text. Errors call it name.
 func load(name string, text []byte) (r *reader, root *yaml.Node) {
 	src, err := lang.Load(name, text)
-	r = &reader{yamltree.Reader{Text: src, Rules: rules}}
+	r = &reader{Reader: yamltree.Reader{Text: src, Rules: rules}}
 	r.Fail(err)
 	if len(src.Docs) == 0 {
 		r.Failf(nil, "the text is empty")

@@ -119,7 +119,7 @@ func TestMistakesInTheExpressionsOfAWorkflowAreFoundBeforeItRuns(t *testing.T) {
 	} {
 		_, err := ReadJob("w.yml", []byte("jobs:\n  a:\n    steps:\n      - "+step+"\n"), "a")
 		require.ErrorContains(t, err, want)
-		_, _, err = WorkflowUses("w.yml", []byte("jobs:\n  a:\n    steps:\n      - "+step+"\n"))
+		_, err = ReadWorkflow("w.yml", []byte("jobs:\n  a:\n    steps:\n      - "+step+"\n"))
 		require.ErrorContains(t, err, want)
 	}
 }
@@ -132,7 +132,7 @@ func TestMistakesInAJobOfAWorkflowAreFoundBeforeItRuns(t *testing.T) {
 		"{env: [A], " + steps + "}":                                "w.yml:2:12: env must be a mapping",
 		"{runs-on: x}":                                             `w.yml:2:3: the job "a" has no steps`,
 		"{env: {A: '${{ nope.x }}'}, " + steps + "}":               "w.yml:2: env A: Unrecognized named-value: 'nope'",
-		"{if: always() && nope, " + steps + "}":                    "w.yml:2: if: Unrecognized named-value: 'nope'",
+		"{if: always() && nope, " + steps + "}":                    "w.yml:2:11: if: Unrecognized named-value: 'nope'",
 		"{container: '${{ nope }}', " + steps + "}":                "w.yml:2: container: image: Unrecognized named-value",
 		"{services: {d: {env: {A: '${{ x }}'}}}, " + steps + "}":   "w.yml:2: d: A: Unrecognized named-value: 'x'",
 		"{steps: [{uses: a/b}]}":                                   "w.yml:2:22: uses: the action is not valid; write owner/",
@@ -142,22 +142,22 @@ func TestMistakesInAJobOfAWorkflowAreFoundBeforeItRuns(t *testing.T) {
 		text := "jobs:\n  a: " + job + "\n"
 		_, err := ReadJob("w.yml", []byte(text), "a")
 		require.ErrorContains(t, err, want)
-		_, _, err = WorkflowUses("w.yml", []byte(text))
+		_, err = ReadWorkflow("w.yml", []byte(text))
 		require.ErrorContains(t, err, want)
 	}
 	text := "jobs:\n  a: {if: \"success('b') || failure('b', 'c')\", " + steps + "}\n"
 	_, err := ReadJob("w.yml", []byte(text), "")
 	require.NoError(t, err, "GitHub runs it")
-	_, _, err = WorkflowUses("w.yml", []byte("on: push\n"))
+	_, err = ReadWorkflow("w.yml", []byte("on: push\n"))
 	require.ErrorContains(t, err, "w.yml: it has no jobs")
 	_, err = ReadJob("w.yml", []byte("---\njobs: {a: {"+steps+"}}\n---\njobs: {b: {"+steps+"}}\n"), "")
 	require.ErrorContains(t, err, "w.yml:4:1: this is a second document") // it was left out without a word
 	_, err = ReadJob("w.yml", []byte("---\njobs: {a: {"+steps+"}}\n...\n"), "")
 	require.NoError(t, err)
 	text = "env: {A: a}\njobs:\n  a: {env: {B: b}, " + steps + "}\n  b: {uses: ./x.yml, with: {c: d}}\n"
-	uses, _, err := WorkflowUses("w.yml", []byte(text))
+	w, err := ReadWorkflow("w.yml", []byte(text))
 	require.NoError(t, err, "GitHub runs it")
-	require.Equal(t, []string{"a/b@v1"}, uses)
+	require.Equal(t, []string{"a/b@v1"}, w.Uses())
 }
 
 // Symptom: a mistake under another key, such as on, left the completion of --job-name without names.

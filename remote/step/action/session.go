@@ -38,10 +38,11 @@ func newValues(texts map[string]string, failed string) (values, error) {
 // session runs one call of the language: an action, or a job of a workflow.
 type session struct {
 	*language
-	call   *engine.Call
-	vars   values // of the job
-	top    *list  // of the job's steps
-	matrix expression.Value
+	call *engine.Call
+	vars values // of the job
+	top  *list  // of the job's steps
+	// matrix, needs and strategy are contexts of a workflow's job.
+	matrix, needs, strategy expression.Value
 	// inProject says that the work directory has the user's project, which actions/checkout must not replace.
 	inProject bool
 

@@ -23,6 +23,7 @@ type Job struct {
 	file        string
 	workflow    string // the workflow's name
 	inputs      []jobInput
+	events      []string
 	env         []setting
 	steps       []*step
 	shell       string // the default
@@ -32,6 +33,17 @@ type Job struct {
 	strategy    int          // the line of the key strategy, or 0
 	rawStrategy *yaml.Node   // the value of strategy
 	boxes       []box        // its container and its services
+
+	// The following is for a run of the whole workflow.
+
+	at           *yaml.Node // the key of the job
+	needs        []need
+	when         setting // its if; without a text it has none
+	strategyTree *tree
+	atStart      map[string]*tree // keys that are read when a build starts
+	mentions     []mention
+	call         *yaml.Node // the key uses, if it calls another workflow
+	called       string     // the reference of that
 }
 
 // ignored are the keys of a workflow and of a job that have no effect, with the reasons. A key without a reason gets no
@@ -77,7 +89,7 @@ func (r *reader) workflow(root *yaml.Node) (j *Job, jobs []yamltree.Entry) {
 		case "name":
 			j.workflow = r.text(p.Value, p.Key)
 		case "on":
-			j.inputs = r.triggers(p.Value)
+			j.inputs, j.events = r.triggers(p.Value), r.events(p.Value)
 		case "env":
 			j.env = r.settings(p.Value, p.Key)
 		case "defaults":
@@ -93,13 +105,19 @@ func (r *reader) workflow(root *yaml.Node) (j *Job, jobs []yamltree.Entry) {
 
 // job reads a job into j. For a job that calls another workflow, and so has no steps, it returns the key of the call.
 func (r *reader) job(j *Job, found yamltree.Entry) (call *yaml.Node) {
-	j.Name = found.Key
+	j.Name, j.at, j.atStart, r.mentions = found.Key, found.At, map[string]*tree{}, nil
 	var steps *yaml.Node
 	for _, p := range r.Mapping(found.Value, "the job "+found.Key) {
 		switch p.Key {
 		case "if":
 			j.ignore(p)
-			r.expressions(jobIfNames(), "", []setting{condition(r.text(p.Value, p.Key), p.Value.Line)})
+			j.when = r.condition(p.Value)
+		case "needs":
+			j.ignore(p)
+			j.needs = r.readNeeds(p)
+		case "concurrency", "continue-on-error", "timeout-minutes", "runs-on":
+			j.ignore(p)
+			j.atStart[p.Key] = r.tree(p.Value, p.Key, contexts(startContexts))
 		case "env":
 			j.env = append(slices.Clip(j.env), r.settings(p.Value, p.Key)...)
 		case "defaults":
@@ -110,6 +128,7 @@ func (r *reader) job(j *Job, found yamltree.Entry) (call *yaml.Node) {
 			j.outputs = r.texts(p.Value, p.Key)
 		case "strategy":
 			j.strategy, j.rawStrategy = p.At.Line, p.Value
+			j.strategyTree = r.tree(p.Value, p.Key, contexts(ifContexts))
 		case "container":
 			j.boxes = append(j.boxes, r.box(p, false))
 		case "services":
@@ -121,7 +140,7 @@ func (r *reader) job(j *Job, found yamltree.Entry) (call *yaml.Node) {
 				j.boxes = append(j.boxes, r.box(service, true))
 			}
 		case "uses":
-			call = p.At
+			call, j.called = p.At, r.text(p.Value, p.Key)
 		default:
 			j.ignore(p)
 		}
@@ -136,6 +155,8 @@ func (r *reader) job(j *Job, found yamltree.Entry) (call *yaml.Node) {
 	for _, b := range j.boxes {
 		r.expressions(known, b.label(), append([]setting{b.image}, b.env...))
 	}
+	j.call, j.mentions = call, r.mentions
+	j.checkStart(r)
 	return call
 }
 
@@ -145,17 +166,7 @@ func (j *Job) ignore(p yamltree.Entry) { j.ignored = append(j.ignored, p.At) }
 // writeNotes writes the notes to the job's output. hasMatrix says that the job got values of a matrix, and inContainer
 // that it runs in its container, beside its services.
 func (j *Job) writeNotes(to io.Writer, hasMatrix, inContainer bool) error {
-	var notes []string
-	for _, key := range j.ignored {
-		why, known := ignored[key.Value]
-		if !known {
-			why = "unknown key"
-		}
-		if why != "" {
-			notes = append(notes, fmt.Sprintf("%s:%d: %.64s has no effect: %s", j.file, key.Line, key.Value, why))
-		}
-	}
-	notes = append(notes, j.boxNotes(inContainer)...)
+	notes := append(notesOf(j.file, j.ignored, ignored), j.boxNotes(inContainer)...)
 	if j.strategy > 0 && !hasMatrix {
 		notes = append(notes, fmt.Sprintf("%s:%d: strategy has no effect: the job runs once, and the matrix is empty; "+
 			"give its values for this run (--matrix)", j.file, j.strategy))
@@ -166,6 +177,20 @@ func (j *Job) writeNotes(to io.Writer, hasMatrix, inContainer bool) error {
 		}
 	}
 	return nil
+}
+
+// notesOf returns notes about keys of a file. reasons has the keys that are known, each with the reason or empty.
+func notesOf(file string, keys []*yaml.Node, reasons map[string]string) (notes []string) {
+	for _, key := range keys {
+		why, known := reasons[key.Value]
+		if !known {
+			why = "unknown key"
+		}
+		if why != "" {
+			notes = append(notes, fmt.Sprintf("%s:%d: %.64s has no effect: %s", file, key.Line, key.Value, why))
+		}
+	}
+	return notes
 }
 
 // defaults reads the defaults of a job or, unless ofJob, of the workflow. In a job, run may be an expression.
@@ -193,6 +218,106 @@ func (j *Job) defaults(r *reader, n *yaml.Node, ofJob bool) {
 			}
 		}
 	}
+}
+
+// Workflow is a workflow, with all its jobs.
+type Workflow struct {
+	// Jobs are the jobs, in the order of the file. A workflow that was read without an error has some.
+	Jobs []*Job
+	// Events are the names of the events that start the workflow.
+	Events []string
+
+	file    string
+	ignored []*yaml.Node  // keys of the workflow itself
+	empty   []*lang.Error // parts of needs that are always empty
+}
+
+// ReadWorkflow reads all jobs of a workflow. Errors call the text file. The Workflow is never nil: with an error it has
+// what was read.
+func ReadWorkflow(file string, text []byte) (*Workflow, error) {
+	r, root := load(file, text)
+	shared, jobs := r.workflow(root)
+	w := &Workflow{file: file, ignored: shared.ignored, Events: shared.events}
+	for _, found := range jobs {
+		j := *shared
+		j.ignored = nil
+		if r.job(&j, found) != nil { // it calls another workflow, with inputs and secrets
+			j.ignored = slices.DeleteFunc(j.ignored, func(key *yaml.Node) bool {
+				return key.Value == "with" || key.Value == "secrets"
+			})
+		}
+		w.Jobs = append(w.Jobs, &j)
+	}
+	if r.Err == nil && len(jobs) == 0 {
+		_, r.Err = choose(file, nil, "")
+	}
+	w.checkNeeds(r)
+	return w, r.Err
+}
+
+// Job returns the job called name, or nil.
+func (w *Workflow) Job(name string) *Job {
+	if i := slices.IndexFunc(w.Jobs, func(j *Job) bool { return j.Name == name }); i >= 0 {
+		return w.Jobs[i]
+	}
+	return nil
+}
+
+// checkNeeds checks that the needs of the jobs exist, and that their expressions name only outputs that these have.
+func (w *Workflow) checkNeeds(r *reader) {
+	if r.Err != nil {
+		return
+	}
+	jobs := make(map[string]*Job, len(w.Jobs))
+	names := make([]string, len(w.Jobs))
+	for i, j := range w.Jobs {
+		jobs[j.Name], names[i] = j, j.Name
+	}
+	for _, j := range w.Jobs {
+		needs := j.Needs()
+		for i, name := range needs {
+			if jobs[name] == nil {
+				r.Failf(j.needs[i].at, "the job %.64q needs %.64q, and there is no such job%s", j.Name, name,
+					lang.Suggest(name, names, ""))
+			}
+		}
+		for _, m := range j.mentions {
+			if len(m.path) == 0 || r.Err != nil {
+				continue
+			}
+			from := slices.IndexFunc(needs, func(name string) bool { return strings.EqualFold(name, m.path[0]) })
+			if from < 0 { // GitHub runs such files
+				w.empty = append(w.empty, m.errorf(w.file, "needs has no job %.64q, so that this is empty; add it to the needs "+
+					"of the job %.64q", m.path[0], j.Name))
+				continue
+			}
+			r.Fail(m.check(w.file, jobs[needs[from]]))
+		}
+	}
+}
+
+func (m *mention) errorf(file, format string, args ...any) *lang.Error {
+	return &lang.Error{
+		Where: fmt.Sprintf("%s:%d", file, m.line), Line: m.line, Message: m.label + ": " + fmt.Sprintf(format, args...),
+	}
+}
+
+// check returns an error if the path leads to an output that the job does not have.
+func (m *mention) check(file string, from *Job) error {
+	if len(m.path) < 3 || !strings.EqualFold(m.path[1], "outputs") || from.call != nil {
+		return nil
+	}
+	var names []string
+	for _, o := range from.outputs {
+		if names = append(names, o.name); strings.EqualFold(o.name, m.path[2]) {
+			return nil
+		}
+	}
+	has := "; it has none"
+	if len(names) > 0 {
+		has = "; it has " + shown(names)
+	}
+	return m.errorf(file, "the job %.64q has no output %.64q%s", from.Name, m.path[2], lang.Suggest(m.path[2], names, has))
 }
 
 // choose returns the job called name.
@@ -232,45 +357,40 @@ func WorkflowJobs(text []byte) (names []string) {
 	return names
 }
 
-// maxUnknown bounds the unknown keys of a workflow that WorkflowUses warns of.
+// maxUnknown bounds the warnings of each kind about a workflow.
 const maxUnknown = 20
 
-// WorkflowUses returns the references of the actions in the steps of a workflow's jobs, each once, sorted, and warnings
-// about unknown keys. The error is the first mistake in any of the jobs.
-func WorkflowUses(file string, text []byte) (uses []string, warnings []*lang.Error, err error) {
-	r, root := load(file, text)
-	shared, jobs := r.workflow(root)
-	unknown := notIn(ignored, shared.ignored)
+// Uses returns the references of the actions in the steps of all jobs, each once, sorted.
+func (w *Workflow) Uses() []string {
 	var all []*step
-	for _, found := range jobs {
-		j := *shared
-		j.ignored = nil
-		if r.job(&j, found) != nil { // a call of another workflow, with inputs and secrets
-			j.ignored = slices.DeleteFunc(j.ignored, func(key *yaml.Node) bool {
-				return key.Value == "with" || key.Value == "secrets"
-			})
-		}
+	for _, j := range w.Jobs {
 		all = append(all, j.steps...)
+	}
+	return usesOf(all)
+}
+
+// Warnings returns warnings about unknown keys, and about parts of needs that are always empty.
+func (w *Workflow) Warnings() (warnings []*lang.Error) {
+	warnings = slices.Clone(w.empty[:min(len(w.empty), maxUnknown)])
+	unknown := notIn(ignored, w.ignored)
+	for _, j := range w.Jobs {
 		unknown = append(unknown, notIn(ignored, j.ignored)...)
 		for _, b := range j.boxes {
 			unknown = append(unknown, notIn(boxKeys, b.ignored)...)
 		}
 	}
-	if r.Err == nil && len(jobs) == 0 {
-		_, r.Err = choose(file, nil, "")
-	}
 	for _, key := range unknown[:min(len(unknown), maxUnknown)] {
 		warnings = append(warnings, &lang.Error{
-			Where: fmt.Sprintf("%s:%d:%d", file, key.Line, key.Column), Line: key.Line, Column: key.Column,
+			Where: fmt.Sprintf("%s:%d:%d", w.file, key.Line, key.Column), Line: key.Line, Column: key.Column,
 			Message: fmt.Sprintf("unknown key%s: it has no effect, and GitHub refuses it", lang.Quote(key.Value)),
 		})
 	}
-	return usesOf(all), warnings, r.Err
+	return warnings
 }
 
 // notIn returns the keys that are not known.
 func notIn(known map[string]string, keys []*yaml.Node) []*yaml.Node {
-	return slices.DeleteFunc(keys, func(key *yaml.Node) bool { _, is := known[key.Value]; return is })
+	return slices.DeleteFunc(slices.Clone(keys), func(key *yaml.Node) bool { _, is := known[key.Value]; return is })
 }
 
 // ManifestUses returns the references of the actions in the steps of an action.yml, each once, sorted.

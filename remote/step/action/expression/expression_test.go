@@ -169,6 +169,33 @@ func TestCallsFindsFunctionsAnywhere(t *testing.T) {
 	}
 }
 
+func TestPathsNameThePropertiesOfAContext(t *testing.T) {
+	s := Scope{Values: map[string]Value{"needs": {}, "github": {}}}
+	for text, want := range map[string][][]string{
+		"x ${{ needs.a.outputs.b == github.ref && needs['A-1'].result }}": {{"a", "outputs", "b"}, {"A-1", "result"}},
+		"${{ contains(needs.*.result, 'failure') || !needs.b.result }}":   {{}, {"b", "result"}},
+		"${{ needs[needs.a.result].outputs.x }}":                          {{}, {"a", "result"}},
+		"${{ toJSON(needs) }} ${{ github.needs.a }}":                      {{}},
+		"${{ needs. }}": nil,
+	} {
+		var got [][]string
+		for _, path := range Paths(text, s, "needs") {
+			got = append(got, append([]string{}, path...))
+		}
+		require.Equal(t, want, got, text)
+	}
+}
+
+func TestAnyIsTheReverseOfNew(t *testing.T) {
+	x := map[string]any{"a": []any{1.0, "b", nil, true}, "c": map[string]any{"d": []any{}}}
+	require.Equal(t, x, New(x).Any())
+	v := Ordered([]string{"b", "a"}, map[string]Value{"a": Number(1), "b": String("x")})
+	text, err := Evaluate("toJSON(v)", Scope{Values: map[string]Value{"v": v}})
+	require.NoError(t, err)
+	require.JSONEq(t, `{"b":"x","a":1}`, text.Text())
+	require.Less(t, strings.Index(text.Text(), "b"), strings.Index(text.Text(), "a"))
+}
+
 func TestNumbersArePrintedAsDotNETPrintsThem(t *testing.T) {
 	for text, want := range map[string]string{
 		"0.1": "0.1", "1e14": "100000000000000", "123456789012345678": "1.23456789012346E+17", "1e15": "1E+15",

@@ -298,5 +298,5 @@ func readJSONObject(e *evaluation, d *json.Decoder, level int) (Value, error) {
 		}
 	}
 	_, err := d.Token()
-	return ordered(keys, values), err
+	return Ordered(keys, values), err
 }

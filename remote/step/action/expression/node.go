@@ -62,6 +62,34 @@ func calls(n node, functions []string) bool {
 	return slices.ContainsFunc(n.below(), func(b node) bool { return calls(b, functions) })
 }
 
+// paths calls add for each path below the context name in n.
+func paths(n node, name string, add func([]string)) {
+	if path, ok := pathOf(n, name); ok {
+		add(path)
+		return
+	}
+	for _, b := range n.below() {
+		paths(b, name, add)
+	}
+}
+
+// pathOf returns the path below the context name that n is, if it is one.
+func pathOf(n node, name string) (path []string, ok bool) {
+	switch n := n.(type) {
+	case *named:
+		return nil, n.name == name
+	case *index:
+		path, ok = pathOf(n.of, name)
+		l, isLiteral := n.by.(*literal)
+		if !ok || !isLiteral || l.value.Kind() != "String" {
+			return nil, false
+		}
+		return append(path, l.value.Text()), true
+	default:
+		return nil, false
+	}
+}
+
 const (
 	// maxMemory bounds the results of an expression, in bytes.
 	maxMemory = 10 << 20

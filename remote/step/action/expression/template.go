@@ -34,6 +34,19 @@ func Calls(text string, s Scope, functions ...string) (called bool) {
 	return called
 }
 
+// Paths returns the properties of a context that the expressions in text name, each as the names that lead to it. The
+// name of the context must be in lower case. A path ends before an index that is not a text, such as .*.
+func Paths(text string, s Scope, name string) (all [][]string) {
+	_, _ = template(text, func(inner string) (Value, int, error) {
+		root, err := parse(inner, s)
+		if err == nil {
+			paths(root, name, func(path []string) { all = append(all, path) })
+		}
+		return Value{}, 0, err
+	})
+	return all
+}
+
 // template is Template with a function that returns the value of an expression, and the size of the results in bytes.
 func template(text string, evaluate func(string) (Value, int, error)) (Value, error) {
 	var out strings.Builder

@@ -43,7 +43,7 @@ func Array(items ...Value) Value { return Value{&array{items: items}} }
 
 // Object returns an object with the properties, sorted by name.
 func Object(properties map[string]Value) Value {
-	return ordered(sortedkeys.Of(properties), properties)
+	return Ordered(sortedkeys.Of(properties), properties)
 }
 
 // Texts returns an object with texts.
@@ -55,8 +55,8 @@ func Texts(properties map[string]string) Value {
 	return Object(values)
 }
 
-// ordered returns an object with the keys in that order.
-func ordered(keys []string, values map[string]Value) Value {
+// Ordered returns an object with the keys in that order. Each of them is in values.
+func Ordered(keys []string, values map[string]Value) Value {
 	o := &object{keys: keys, values: values, folded: make(map[string]string, len(keys))}
 	for _, key := range keys {
 		if _, there := o.folded[upper(key)]; !there {
@@ -160,6 +160,43 @@ func New(x any) Value {
 	default:
 		return Value{}
 	}
+}
+
+// Any is the reverse of [New].
+func (v Value) Any() any {
+	switch x := v.any.(type) {
+	case *array:
+		list := make([]any, len(x.items))
+		for i, item := range x.items {
+			list[i] = item.Any()
+		}
+		return list
+	case *object:
+		all := make(map[string]any, len(x.keys))
+		for key, item := range x.values {
+			all[key] = item.Any()
+		}
+		return all
+	default:
+		return x
+	}
+}
+
+// Size returns the estimated size of the value, in bytes.
+func (v Value) Size() int {
+	size := valueSize
+	switch x := v.any.(type) {
+	case string:
+		size += len(x)
+	case *object:
+		for _, key := range x.keys {
+			size += len(key)
+		}
+	}
+	for _, item := range v.children() {
+		size += item.Size()
+	}
+	return size
 }
 
 // at returns the property or the item of an index, if it exists.

@@ -1,0 +1,209 @@
+package githubpipeline
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/whole"
+	"github.com/stepmux/stepmux/pipeline"
+	"github.com/stepmux/stepmux/remote/step/action"
+)
+
+// Read reads the pipeline of src, a workflow. JobName and Matrix of src have no effect. An error is about the text, or
+// about the values that the caller has added. The notices are about the workflow itself.
+func Read(src standalone.Source) (p *whole.Pipeline, notices []string, err error) {
+	w, err := standalone.ReadWorkflow(src)
+	if err != nil {
+		return nil, nil, err
+	}
+	p = &whole.Pipeline{Graph: standalone.GraphOf(w.Workflow)}
+	for _, j := range w.Jobs {
+		job := &whole.Job{Name: j.Name, Base: j.Name, When: j.If(), Notices: j.Notes()}
+		if call := j.Calls(); call != "" {
+			job.Trigger = &whole.Trigger{Other: call}
+		} else {
+			job.Open = opener{w, j}.open
+			if job.Builds, err = known(w, j); err != nil {
+				return nil, nil, err
+			}
+		}
+		p.Jobs = append(p.Jobs, job)
+	}
+	_, err = pipeline.New(p.Graph)
+	return p, append(w.Notices, w.Notes()...), err
+}
+
+// known returns the names of the builds of a job, if they do not depend on other jobs.
+func known(w *standalone.Workflow, j *action.Job) (names []string, err error) {
+	if !j.IsKnown() {
+		return nil, nil
+	}
+	builds, err := j.Builds(w.Values(nil, false))
+	if err != nil {
+		return nil, err
+	}
+	for _, b := range builds.List {
+		names = append(names, b.Name)
+	}
+	return names, nil
+}
+
+// opener opens a job of a workflow.
+type opener struct {
+	*standalone.Workflow
+	job *action.Job
+}
+
+// matrix is the name of the group of all builds of a job.
+const matrix = "matrix"
+
+func (j opener) open(before []whole.Before, cancelled bool, say func(string)) (*whole.Opened, error) {
+	v := j.Values(outcomes(before), cancelled)
+	wanted, why, err := j.job.Wanted(v)
+	if err != nil {
+		return nil, err
+	}
+	if !wanted {
+		return &whole.Opened{Skip: why, Values: func([]whole.Before) map[string]string {
+			result := action.Skipped
+			if v.Cancelled {
+				result = action.Cancelled
+			}
+			return encode(j.job.Outcome(v, result, nil))
+		}}, nil
+	}
+	later := v
+	later.Cancelled = true
+	keeps, _, err := j.job.Wanted(later)
+	if err != nil {
+		return nil, err
+	}
+	builds, err := j.job.Builds(v)
+	if err != nil {
+		return nil, err
+	}
+	p := &whole.Pipeline{Graph: pipeline.Graph{
+		Groups: []pipeline.Group{{Name: matrix, Max: builds.MaxParallel, FailFast: builds.FailFast}},
+	}}
+	for i := range builds.List {
+		if err := j.add(p, v, &builds.List[i], say); err != nil {
+			return nil, err
+		}
+	}
+	return &whole.Opened{Builds: p, Keeps: keeps, Values: func(ended []whole.Before) map[string]string {
+		result, outputs := merge(ended)
+		return encode(j.job.Outcome(v, result, outputs))
+	}}, nil
+}
+
+// add adds a build to p.
+func (j opener) add(p *whole.Pipeline, v action.Values, b *action.Build, say func(string)) error {
+	start, err := j.job.Start(v, b)
+	if err != nil {
+		return err
+	}
+	job := &whole.Job{
+		Name: b.Name, Base: j.job.Name, Timeout: start.Timeout, Group: strings.ToLower(start.Group),
+		CancelInProgress: start.CancelInProgress,
+	}
+	job.Prepare = func([]whole.Before) (*whole.Prepared, error) {
+		compiled, err := j.Compile(j.job, v, b)
+		if err != nil {
+			return nil, err
+		}
+		return &whole.Prepared{Job: compiled, Values: func(_ string, r *standalone.Report) (map[string]string, error) {
+			outputs, masked := r.StepOutputs()
+			for _, name := range masked {
+				say(fmt.Sprintf("the output %.64q is left out: it contains a secret", name))
+			}
+			return outputs, nil
+		}}, nil
+	}
+	p.Jobs = append(p.Jobs, job)
+	p.Graph.Nodes = append(p.Graph.Nodes, pipeline.Node{
+		Name: b.Name, Place: j.job.Place(), Groups: []string{matrix}, MayFail: pipeline.Match{Any: start.MayFail},
+	})
+	return nil
+}
+
+// merge returns the result and the outputs of a job from those of its builds. As on GitHub, a build that has timed out
+// counts as cancelled, and of an output that several builds have the last one counts.
+func merge(builds []whole.Before) (result string, outputs map[string]string) {
+	result, outputs = action.Succeeded, map[string]string{}
+	for _, b := range builds {
+		for name, text := range b.Values {
+			if text != "" {
+				outputs[name] = text
+			}
+		}
+		switch r := resultOf(b); r {
+		case action.Failed:
+			result = r
+		case action.Cancelled:
+			if result != action.Failed {
+				result = r
+			}
+		}
+	}
+	return result, outputs
+}
+
+// resultOf returns the result of a job or of a build.
+func resultOf(b whole.Before) string {
+	switch {
+	case b.State == pipeline.Succeeded || b.State == pipeline.Warned:
+		return action.Succeeded
+	case b.State == pipeline.Cancelled || b.State == pipeline.Failed && b.Reason == whole.TimedOut:
+		return action.Cancelled
+	case b.State == pipeline.Failed:
+		return action.Failed
+	default:
+		return action.Skipped
+	}
+}
+
+// The keys of the values of a job. Those of its outputs begin with ofOutput.
+const (
+	ofResult = "result"
+	ofGood   = "good"
+	ofBad    = "bad"
+	ofOutput = "output "
+)
+
+// encode returns an outcome as values.
+func encode(o action.Outcome) map[string]string {
+	values := map[string]string{ofResult: o.Result}
+	if o.Good {
+		values[ofGood] = "true"
+	}
+	if o.Bad {
+		values[ofBad] = "true"
+	}
+	for name, text := range o.Outputs {
+		values[ofOutput+name] = text
+	}
+	return values
+}
+
+// outcomes returns the outcomes of jobs. One that ended without values could not open, or was cancelled before.
+func outcomes(before []whole.Before) map[string]action.Outcome {
+	all := make(map[string]action.Outcome, len(before))
+	for _, b := range before {
+		o := action.Outcome{
+			Result: b.Values[ofResult], Good: b.Values[ofGood] != "", Bad: b.Values[ofBad] != "",
+			Outputs: map[string]string{},
+		}
+		if o.Result == "" {
+			o.Result = resultOf(b)
+			o.Bad = o.Result == action.Failed
+		}
+		for key, text := range b.Values {
+			if name, ok := strings.CutPrefix(key, ofOutput); ok {
+				o.Outputs[name] = text
+			}
+		}
+		all[b.Name] = o
+	}
+	return all
+}

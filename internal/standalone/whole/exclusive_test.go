@@ -1,0 +1,99 @@
+package whole
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Of a group one job runs and one waits. A newer job replaces the one that waits and, if it cancels, the one that runs.
+func TestGroupsHaveOneJobThatRunsAndOneThatWaits(t *testing.T) {
+	for name, tt := range map[string]struct {
+		cancels bool
+		want    []string // how each job ended, with the time
+	}{
+		"waits": {false, []string{
+			"first ran 11s", "second replaced 4s", "third replaced 5s", "fourth replaced 6s", "fifth ran 21s", "other ran 12s",
+		}},
+		"cancels": {true, []string{
+			"first replaced 3s", "second replaced 4s", "third replaced 5s", "fourth replaced 6s", "fifth ran 16s",
+			"other ran 12s",
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var g groups
+				var mu sync.Mutex
+				var got []string
+				begin := time.Now()
+				var all sync.WaitGroup
+				start := func(at time.Duration, job, group string) {
+					all.Go(func() {
+						wait(t.Context(), at)
+						how := "ran"
+						ctx, leave, err := g.enter(t.Context(), group, tt.cancels)
+						if err == nil {
+							err = wait(ctx, 10*time.Second)
+							leave()
+						}
+						if err != nil {
+							require.ErrorIs(t, err, errReplaced)
+							how = "replaced"
+						}
+						mu.Lock()
+						defer mu.Unlock()
+						got = append(got, job+" "+how+" "+time.Since(begin).String())
+					})
+				}
+				for i, job := range []string{"first", "other", "second", "third", "fourth", "fifth"} {
+					group := "g"
+					if job == "other" {
+						group = "h"
+					}
+					start(time.Duration(i+1)*time.Second, job, group)
+				}
+				all.Wait()
+				require.Empty(t, g.all)
+				slices.Sort(got)
+				slices.Sort(tt.want)
+				require.Equal(t, tt.want, got)
+			})
+		})
+	}
+}
+
+// A job that is stopped while it waits leaves the group to others.
+func TestAStoppedJobLeavesItsGroup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var g groups
+		_, leave, err := g.enter(t.Context(), "g", false)
+		require.NoError(t, err)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, _, err = g.enter(ctx, "g", false)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		leave()
+		_, leave, err = g.enter(t.Context(), "g", false)
+		require.NoError(t, err)
+		leave()
+		leave() // a second call does no harm
+		require.Empty(t, g.all)
+	})
+}
+
+// wait waits for some time. It returns the cause if ctx ends before.
+func wait(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

@@ -1,0 +1,105 @@
+package standalone
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/stepmux/stepmux/pipeline"
+	"github.com/stepmux/stepmux/remote/step/action"
+	"github.com/stepmux/stepmux/remote/step/engine"
+	"github.com/stepmux/stepmux/remote/step/lang"
+)
+
+// Workflow is a workflow of GitHub Actions, whose jobs run in directories of their own.
+type Workflow struct {
+	*action.Workflow
+	// Notices are about inputs without a value, and about variables that cannot be masked.
+	Notices []string
+
+	src    Source
+	inputs map[string]any
+}
+
+// ReadWorkflow reads the workflow of src. JobName and Matrix of src have no effect. An error is about the text, or
+// about the values that the caller has added.
+func ReadWorkflow(src Source) (*Workflow, error) {
+	if src.Format != GitHub {
+		return nil, errors.New("only a workflow of GitHub has a whole workflow that runs here (--format github)")
+	}
+	read, err := action.ReadWorkflow(src.Name, src.Text)
+	if err != nil {
+		return nil, err
+	}
+	w := &Workflow{Workflow: read, src: src}
+	if w.inputs, w.Notices, err = read.Jobs[0].Inputs(src.Inputs); err != nil {
+		return nil, err
+	}
+	w.chooseEvent()
+	if w.src.Vars, err = gitHubVars(w.src, w.inputs); err != nil {
+		return nil, err
+	}
+	if variable(w.src.Vars, "GITHUB_RUN_ID") == "" {
+		id := strconv.FormatInt(time.Now().UnixMilli(), 10)
+		w.src.Vars = append(w.src.Vars, engine.Variable{Key: "GITHUB_RUN_ID", Value: id})
+	}
+	of := NewJob(Given{Config: engine.Config{Vars: w.src.Vars}})
+	of.complete(w.src)
+	w.Notices = append(w.Notices, of.Notices...)
+	return w, lang.CheckEnv("env", src.Env)
+}
+
+// GraphOf returns the graph of a workflow. It has a node for each job, in the same order.
+func GraphOf(w *action.Workflow) (g pipeline.Graph) {
+	for _, j := range w.Jobs {
+		node := pipeline.Node{Name: j.Name, Place: j.Place(), When: pipeline.Asked, Free: true}
+		for _, name := range j.Needs() {
+			node.Needs = append(node.Needs, pipeline.Need{Name: name, Edge: pipeline.Control | pipeline.Values})
+		}
+		g.Nodes = append(g.Nodes, node)
+	}
+	return g
+}
+
+// madeEvents are the events whose payload can be made from a commit, the preferred one first.
+var madeEvents = []string{"push", "pull_request", "workflow_dispatch", "schedule"}
+
+// chooseEvent sets the event that starts the workflow, unless the caller has.
+func (w *Workflow) chooseEvent() {
+	if name := w.src.Event; name != "" {
+		if len(w.Events) > 0 && !slices.Contains(w.Events, name) {
+			w.Notices = append(w.Notices, fmt.Sprintf("the event %s does not start this workflow on GitHub; its events are %s",
+				name, lang.QuoteNames(w.Events)))
+		}
+		return
+	}
+	if w.src.Event = variable(w.src.Vars, eventNameVariable); w.src.Event != "" {
+		return
+	}
+	w.src.Event = madeEvents[0]
+	for _, name := range madeEvents {
+		if slices.Contains(w.Events, name) {
+			w.src.Event = name
+			return
+		}
+	}
+}
+
+// Values returns the values for a job of the workflow. needs has the outcomes of the jobs that it needs.
+func (w *Workflow) Values(needs map[string]action.Outcome, cancelled bool) action.Values {
+	return action.Values{Inputs: w.inputs, Vars: w.src.Vars, Needs: needs, Cancelled: cancelled}
+}
+
+// Compile returns a build of a job.
+func (w *Workflow) Compile(job *action.Job, v action.Values, b *action.Build) (*Job, error) {
+	j, err := gitHubJob(w.src, job, gitHubRun{
+		inputs: v.Inputs, matrix: b.Matrix, needs: job.NeedsContext(v), strategy: b.Strategy, inWorkflow: true,
+	})
+	if err != nil {
+		return nil, err
+	}
+	j.complete(w.src)
+	return j, nil
+}
