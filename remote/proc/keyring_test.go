@@ -22,6 +22,7 @@ func sessionKeyrings(keys string) map[string]bool {
 }
 
 // Symptom: the commands of all builds of a login had the keyring of its session, where each found the keys of others.
+//
 //stepmux:reliability mechanisms | No build finds the keys of another | `remote/isolate/enter.go`
 func TestIsolatedCommandsHaveASessionKeyringOfTheirOwn(t *testing.T) {
 	_, err := unix.KeyctlGetKeyringID(unix.KEY_SPEC_USER_KEYRING, true)
