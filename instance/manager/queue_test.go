@@ -56,6 +56,25 @@ func TestABuildLeavesTheQueueWhenItHasASlot(t *testing.T) {
 	}
 }
 
+// Symptom: a request that came when the last slot had gone, as by a drain, was given back to the queue, which forgot it
+// when earlier requests left. Its build never ran.
+func TestABuildThatCameWhenTheLastSlotHadGoneRunsOnceThereIsOne(t *testing.T) {
+	t.Parallel()
+	m := newFleet(t).start(t)
+	vms := []string{"vm-1"}
+	for range 3 {
+		m.wait(m.submit("true"), 0)
+		_, err := m.Drain(t.Context(), &pb.DrainRequest{Instances: vms})
+		require.NoError(t, err)
+		id := m.submit("true") // for the pull that has begun before the drain
+		require.Eventually(t, func() bool { return m.m.Requests(t) == 1 }, sshtest.Bound, time.Millisecond, "that of id")
+		_, err = m.Undrain(t.Context(), &pb.UndrainRequest{Instances: vms})
+		require.NoError(t, err)
+		_, b := m.wait(id, 0)
+		require.Empty(t, b.GetResult().GetReason())
+	}
+}
+
 func TestBuildsThatNoVMCanTakeEndWithTheReason(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)

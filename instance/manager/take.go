@@ -26,13 +26,17 @@ func (m *Manager) next(q *state.Queue) (*state.Delivery, error) {
 // take takes builds from the queue, each when a slot is free, until no more are to be taken. If no VM can ever take a
 // build, it takes them all, and they end with the reason.
 func (m *Manager) take(q *state.Queue) {
+	var held *state.Delivery // of a request that came when the last slot had gone, as to a lease or by a drain
 	for m.takes.Err() == nil {
 		refusal := m.awaitRoom()
-		d, err := m.next(q)
+		d, err := held, error(nil)
+		if held = nil; d == nil {
+			d, err = m.next(q)
+		}
 		switch {
 		case err != nil:
-		case refusal == nil && !m.cfg.Group.HasRoom(): // the last slot has gone, as to a lease or by a drain
-			err = d.GiveBack(0) // another manager gets it, or this one when it has room
+		case refusal == nil && !m.cfg.Group.HasRoom():
+			held, err = m.putOff(d)
 		default:
 			err = m.accept(d)
 		}
@@ -42,6 +46,16 @@ func (m *Manager) take(q *state.Queue) {
 			q.Mend(m.takes, err)
 		}
 	}
+}
+
+// putOff puts a request off for which there is no slot. With other managers it gives the request back to the queue, for
+// the one that has room first. A manager alone holds the request: JetStream forgets that a request was given back when
+// requests before it are purged (findings/jetstream-purge-of-a-nak.sh).
+func (m *Manager) putOff(d *state.Delivery) (held *state.Delivery, err error) {
+	if m.fleet.ID() == "" {
+		return d, nil
+	}
+	return nil, d.GiveBack(0)
 }
 
 // awaitRoom waits until a slot is free that no build waits for, and not too many builds wait for some of the VMs. It
