@@ -169,7 +169,7 @@ func jobLines(r *whole.Report, indent string) (lines []string) {
 	return lines
 }
 
-// stageColumn returns the column with the stage of a job. Jobs of a workflow have none.
+// stageColumn returns the column with the stage of a job. It is empty for jobs of a workflow.
 func stageColumn(stage string) string {
 	if stage == "" {
 		return ""

@@ -3,7 +3,7 @@
 // stacks of that size.
 package bigstack
 
-// size is more than what the goroutines need for which Grow is called.
+// size is more than the goroutines need for which Grow is called.
 const size = 24 << 10
 
 // Grow makes the stack of this goroutine larger at once.

@@ -1,5 +1,5 @@
 // Package oserr makes errors of the operating system readable, for messages that name the path themselves: [Bare]
-// removes the path, [Hint] adds a remedy, [With] says what failed.
+// removes the path, [Hint] adds a remedy, [With] adds the action that failed.
 package oserr
 
 import (

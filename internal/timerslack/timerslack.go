@@ -1,10 +1,10 @@
 // Package timerslack decides how late the kernel may wake the threads of a program that this one starts: their timer
 // slack (prctl(2), PR_SET_TIMERSLACK), which a process has from the thread that starts it.
 //
-// The Go runtime of each program has a thread that looks every 20 us whether a system call takes long, and wakes another
-// thread then. While a program starts builds, that is a sixth of its processor time. The runtime has no setting for it, but
-// with a larger slack the thread looks later. So our programs begin with one: [Begin] from their own entry (entry_*.s in
-// cmd/stepmux-init), and that of [Calm] if they start as inits and step runners.
+// The Go runtime of each program has a thread that looks every 20 us whether a system call takes long, and wakes
+// another thread then. While a program starts builds, that is a sixth of its processor time. The runtime has no
+// setting for it, but with a larger slack the thread looks later. So our programs begin with one: [Begin] from their
+// own entry (entry_*.s in cmd/stepmux-init), and that of [Calm] if they start as inits and step runners.
 package timerslack
 
 import (
@@ -13,10 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Slacks in nanoseconds. No other program chooses these numbers, so one of them is not what the commands of a build
-// should have.
+// Slacks in nanoseconds. No other program chooses these numbers, so a command of a build never gets one of them.
 const (
-	// Begin is what our programs give themselves, unless they were started with another one than the kernel's.
+	// Begin is the slack that our programs give themselves, unless they were started with another one than the kernel's.
 	Begin = 500_003
 	// calm is for programs that wait for system calls and have nothing else to do then.
 	calm = 2_000_003

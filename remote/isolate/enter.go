@@ -72,7 +72,7 @@ func Enter(spec Spec) (*Room, error) {
 }
 
 // joinKeyring gives this thread, and the processes that it starts, a session keyring of their own: all builds of a
-// login would share that of its session. Some kernels have none, and some sandboxes forbid the call.
+// login would share that of its session. Some kernels have no keyrings, and some sandboxes forbid the call.
 func joinKeyring() error {
 	// Not unix.KeyctlJoinSessionKeyring, which cannot ask for one without a name: it returns EINVAL for "".
 	_, _, errno := unix.Syscall(unix.SYS_KEYCTL, unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0)
@@ -474,7 +474,7 @@ func openDir(path string) (was, real string, err error) {
 	}
 }
 
-// readlink returns the target of the symbolic link at path, or "" if there is none. os.Readlink takes more memory.
+// readlink returns the target of the symbolic link at path, or "" if there is no link. os.Readlink takes more memory.
 func readlink(path string) string {
 	var target [unix.PathMax]byte
 	n, err := unix.Readlink(path, target[:])

@@ -26,7 +26,7 @@ const (
 )
 
 // orphanDir is an open orphan directory. An open directory stays the same one even if another is put at its path. If
-// path is empty, there is none.
+// path is empty, there is no such file.
 type orphanDir struct {
 	fd   int
 	path string

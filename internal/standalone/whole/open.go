@@ -22,7 +22,7 @@ type Opened struct {
 // exitInvalid is the exit code of a job whose text turns out to be wrong when it starts.
 const exitInvalid = 2
 
-// open opens a job, and runs its builds. When all jobs are killed, none opens.
+// open opens a job, and runs its builds. When all jobs are killed, no job opens.
 func (c *carrier) open(ctx context.Context, node int) pipeline.Result {
 	if c.abort.Err() != nil {
 		return pipeline.Result{Err: context.Cause(ctx), As: pipeline.Cancelled}

@@ -32,7 +32,7 @@ type Job struct {
 	// Lock, if not empty, is the name of a lock: of all jobs of the project on this machine that have it, one runs at a
 	// time.
 	Lock string
-	// Timeout bounds an attempt of the job. Zero if the job has none.
+	// Timeout bounds an attempt of the job. Zero if the job is not bounded.
 	Timeout time.Duration
 	// Notices are about parts of the job that have no effect, and Warnings about scripts and values that may not mean
 	// what their author expects.

@@ -161,7 +161,7 @@ func nameOf(text string) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// find returns what a job has made in the earlier run.
+// find returns the result of a job in the earlier run.
 func (s *store) find(job string) (k kept, ok bool) {
 	if s == nil {
 		return k, false

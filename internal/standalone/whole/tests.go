@@ -20,7 +20,7 @@ const (
 	maxTestDepth = 64
 )
 
-// testReports joins reports of tests in the form of JUnit. The zero value has none.
+// testReports joins reports of tests in the form of JUnit. The zero value is empty.
 type testReports struct {
 	mu     sync.Mutex   // guards the following
 	suites bytes.Buffer // elements testsuite
