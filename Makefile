@@ -52,9 +52,9 @@ vm_end = $(VM_BUILD) -ldflags "$(VM_LDFLAGS)" -o "$(2)" ./cmd/stepmux-fetch && \
     $(call with_init,$(1)); \
   fi
 # manager builds the file $(1), a stepmux that carries the VM's end, by way of the file $(1).linked: the go command does
-# not link that again if nothing has changed.
+# not link that again if nothing has changed. A program that runs cannot be written to, so a new file takes its place.
 manager = $(BUILD) -tags $(TAGS),carry -ldflags '$(LDFLAGS)' -o "$(1).linked" ./cmd/stepmux && $(call finish,$(1))
-finish = cp "$(1).linked" "$(1)" && if $(has_init); then $(call with_init,$(1)); fi
+finish = rm -f "$(1)" && cp "$(1).linked" "$(1)" && if $(has_init); then $(call with_init,$(1)); fi
 
 FUZZTIME ?= 10s
 FUZZ     ?= ^Fuzz

@@ -2,9 +2,9 @@
 // slack (prctl(2), PR_SET_TIMERSLACK), which a process has from the thread that starts it.
 //
 // The Go runtime of each program has a thread that looks every 20 us whether a system call takes long, and wakes
-// another thread then. While a program starts builds, that is a sixth of its processor time. The runtime has no
-// setting for it, but with a larger slack the thread looks later. So our programs begin with one: [Begin] from their
-// own entry (entry_*.s in cmd/stepmux-init), and that of [Calm] if they start as inits and step runners.
+// another thread then. While a program starts builds, that is a seventh of its processor time. The runtime has no
+// setting for it, but with a larger slack the thread looks later. So our programs begin with one: from their own
+// entry (entry_*.s in cmd/stepmux-init), or from [Calm] if they start as inits and step runners.
 package timerslack
 
 import (
@@ -15,12 +15,12 @@ import (
 
 // Slacks in nanoseconds. No other program chooses these numbers, so a command of a build never gets one of them.
 const (
-	// Begin is the slack that our programs give themselves, unless they were started with another one than the kernel's.
-	Begin = 500_003
+	// begin is the slack that our programs give themselves, unless they were started with another one than the kernel's.
+	begin = 500_003
 	// calm is for programs that wait for system calls and have nothing else to do then.
 	calm = 2_000_003
-	// Kernel is the kernel's.
-	Kernel = 50_000
+	// kernel is the kernel's.
+	kernel = 50_000
 )
 
 // Calm calls start, which starts a program of ours, on a thread with a large slack. commands is the slack that the
@@ -40,11 +40,11 @@ func with(choose func(commands int) int, start func(commands int) error) error {
 	defer runtime.UnlockOSThread()
 	own, err := unix.PrctlRetInt(unix.PR_GET_TIMERSLACK, 0, 0, 0, 0)
 	if err != nil {
-		return start(Kernel)
+		return start(kernel)
 	}
 	commands := own
-	if own == Begin || own == calm {
-		commands = Kernel
+	if own == begin || own == calm {
+		commands = kernel
 	}
 	if slack := choose(commands); slack != own {
 		_ = unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(slack), 0, 0, 0) // never fails

@@ -18,7 +18,7 @@ func slack(t *testing.T) int {
 
 func TestCommandsGetTheSlackThatTheUserHasChosenAndNeverOurs(t *testing.T) {
 	runtime.LockOSThread() // for good: the thread ends with the test
-	for own, commands := range map[int]int{Kernel: Kernel, 123_456: 123_456, Begin: Kernel, calm: Kernel} {
+	for own, commands := range map[int]int{kernel: kernel, 123_456: 123_456, begin: kernel, calm: kernel} {
 		require.NoError(t, unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(own), 0, 0, 0))
 		require.NoError(t, Plain(func() error {
 			require.Equal(t, commands, slack(t))

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/pause"
 )
 
 // Of a group one job runs and one waits. A newer job replaces the one that waits and, if it cancels, the one that runs.
@@ -34,11 +36,11 @@ func TestGroupsHaveOneJobThatRunsAndOneThatWaits(t *testing.T) {
 				var all sync.WaitGroup
 				start := func(at time.Duration, job, group string) {
 					all.Go(func() {
-						wait(t.Context(), at)
+						pause.For(t.Context(), at)
 						how := "ran"
 						ctx, leave, err := g.enter(t.Context(), group, tt.cancels)
 						if err == nil {
-							err = wait(ctx, 10*time.Second)
+							err = pause.For(ctx, 10*time.Second)
 							leave()
 						}
 						if err != nil {
@@ -84,16 +86,4 @@ func TestAStoppedJobLeavesItsGroup(t *testing.T) {
 		leave() // a second call does no harm
 		require.Empty(t, g.all)
 	})
-}
-
-// wait waits for some time. It returns the cause if ctx ends before.
-func wait(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }
