@@ -147,6 +147,14 @@ var goals = []goal{
 		metric: "stepmux-x/ssh", most: 1.0 / 3,
 	},
 	{says: "logins that those jobs take on four VMs", bench: executor, metric: "stepmux-logins", most: 4},
+	{
+		says:  "200 jobs of a pipeline in four stages on four VMs, over as many builds of one of them",
+		bench: "Pipeline/stages", metric: "pipeline-x/builds", most: 1.1,
+	},
+	{
+		says:  "bytes of 60 jobs with 1 MiB for three others each, over one transfer from and to each VM that needs it",
+		bench: "Pipeline/artifacts", metric: "bytes-x/least", most: 1.3,
+	},
 
 	{says: "ping beside 1,000 idle builds, by relay", bench: idle, metric: "relay-ping-x/alone", most: 1.5},
 	{says: "download beside 1,000 idle builds, by relay", bench: idle, metric: "relay-rate-x/alone", least: 1.0 / 1.3},

@@ -156,6 +156,10 @@ func (f *runFlags) runPipeline(
 	return f.unlessLost(withCode(wholeCode(ctx, report, err), err))
 }
 
+// leastReady is how many jobs wait for a slot at least, besides twice as many as there are slots: more would only cost
+// memory, as each has its text ready.
+const leastReady = 128
+
 // runJobsOf runs the jobs of p.
 func (f *runFlags) runJobsOf(
 	ctx, abort context.Context, src standalone.Source, p *whole.Pipeline, on *onVMs,
@@ -173,7 +177,10 @@ func (f *runFlags) runJobsOf(
 	}
 	of.Executor, of.Name = on, "run "+of.Name // the files of a VM are not those of this machine
 	if of.Slots == 0 {
-		of.Slots = maxBuilds // jobs wait for their slots on the VMs
+		of.Slots = leastReady
+		for _, vm := range on.vms.provider.Stat().Instances {
+			of.Slots += 2 * vm.Capacity
+		}
 	}
 	return whole.Run(ctx, abort, p, of)
 }
