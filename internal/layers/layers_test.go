@@ -309,6 +309,7 @@ var allowed = map[string][]string{
 	"internal/gcpace":                 {},
 	"internal/testing/remotetest":     {"internal/wire"},
 	"internal/boundedhttp":            {},
+	"internal/actionservices":         {"internal/boundedfile", "internal/oserr", "internal/rmtree"},
 	"internal/privatefile":            {"internal/boundedfile", "internal/contents"},
 	"internal/boundedfile":            {},
 	"internal/filesum":                {"internal/boundedfile"},
@@ -362,6 +363,7 @@ var allowed = map[string][]string{
 		"internal/standalone/**",
 		"remote/step/action",
 		"remote/step/engine", "remote/step/fetch", "remote/step/trace/**",
+		"internal/actionservices", "internal/boundedhttp", "remote/jobcache", // for workflows on this machine
 		"remote/proc", "internal/wire", "internal/sshtarget", "internal/embeddedvm", "internal/rmtree", "internal/spell",
 		"internal/filelock", "remote/socketdir", // for temporary directories
 		"internal/termtext", "internal/boundedfile", "internal/tail", "internal/pause", "internal/likeness",
