@@ -49,6 +49,7 @@ type jobFlags struct {
 	defaultTrace string
 	cacheDir     string
 	actions      action.Config
+	services     func() (action.Services, func(), error) // see [standalone.Config]; may be nil
 	provenance   string
 	policyFlags
 	provenanceFlags
@@ -166,7 +167,7 @@ func (f *jobFlags) runJob(cmd *cobra.Command, source func() (standalone.Source, 
 func (f *jobFlags) config(ctx context.Context) (cfg standalone.Config, err error) {
 	cfg = standalone.Config{
 		Timeout: f.timeout, Grace: f.grace, CacheDir: f.cacheDir, Actions: f.actions, Version: buildinfo.Version(),
-		Policy: f.policy,
+		Policy: f.policy, Services: f.services,
 	}
 	if err := f.check(); err != nil {
 		return cfg, err

@@ -207,15 +207,20 @@ var allowed = map[string][]string{
 		"pipeline", "internal/plural", "internal/yamltree", "remote/step/lang", "remote/api/**",
 	},
 	"internal/standalone/whole": {
-		"internal/standalone", "pipeline", "remote/archive", "internal/rmtree", "internal/boundedfile", "internal/filelock",
-		"remote/jobcache",
-		"remote/transfer", "remote/step/lang", "remote/step/engine",
+		"internal/standalone", "internal/standalone/whole/carry", "pipeline", "remote/archive", "internal/rmtree",
+		"internal/boundedfile", "internal/filelock", "remote/jobcache", "remote/step/lang",
+	},
+	"internal/standalone/whole/carry": {
+		"internal/standalone", "remote/archive", "internal/rmtree", "internal/boundedfile", "remote/jobcache",
+		"remote/transfer", "remote/step/engine",
 	},
 	"internal/standalone/gitlabpipeline": {
-		"internal/standalone", "internal/standalone/gitlabci", "internal/standalone/whole", "internal/boundedfile",
+		"internal/standalone", "internal/standalone/gitlabci", "internal/standalone/whole",
+		"internal/standalone/whole/carry", "internal/boundedfile",
 	},
 	"internal/standalone/githubpipeline": {
-		"internal/standalone", "internal/standalone/whole", "pipeline", "remote/step/action",
+		"internal/standalone", "internal/standalone/whole", "internal/standalone/whole/carry", "pipeline",
+		"remote/step/action",
 	},
 	"internal/standalone/checkout": {"internal/subprocess", "internal/standalone/gitlabci"},
 	"remote/step/lang": {
@@ -304,6 +309,7 @@ var allowed = map[string][]string{
 	"internal/gcpace":                 {},
 	"internal/testing/remotetest":     {"internal/wire"},
 	"internal/boundedhttp":            {},
+	"internal/actionservices":         {"internal/boundedfile", "internal/oserr", "internal/rmtree"},
 	"internal/privatefile":            {"internal/boundedfile", "internal/contents"},
 	"internal/boundedfile":            {},
 	"internal/filesum":                {"internal/boundedfile"},
@@ -357,6 +363,7 @@ var allowed = map[string][]string{
 		"internal/standalone/**",
 		"remote/step/action",
 		"remote/step/engine", "remote/step/fetch", "remote/step/trace/**",
+		"internal/actionservices", "internal/boundedhttp", "remote/jobcache", // for workflows on this machine
 		"remote/proc", "internal/wire", "internal/sshtarget", "internal/embeddedvm", "internal/rmtree", "internal/spell",
 		"internal/filelock", "remote/socketdir", // for temporary directories
 		"internal/termtext", "internal/boundedfile", "internal/tail", "internal/pause", "internal/likeness",
