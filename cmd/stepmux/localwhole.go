@@ -234,7 +234,7 @@ func (f *localFlags) runJobs(
 			show.draw()
 		},
 	}
-	if base, err := os.UserCacheDir(); err == nil && src.Format == standalone.GitLabCI {
+	if base, err := os.UserCacheDir(); err == nil {
 		of.CachesDir = engine.CachesOf(base, engine.LocalProject(cfg.WorkDir))
 		repository := engine.LocalProject(checkout.Repository(ctx, cfg.WorkDir))
 		of.StateDir = filepath.Join(base, "stepmux-pipelines", repository)

@@ -23,6 +23,8 @@ type carrier struct {
 	pipeline *Pipeline
 	plan     *pipeline.Plan
 	prefix   string
+	// anew says that no job of the pipeline has the result of an earlier run.
+	anew bool
 	// done has the results of the jobs. Only the job itself and, for its status, the scheduler write its entry, and only
 	// jobs that wait for it read that.
 	done []made
@@ -64,7 +66,7 @@ func exitCode(report *standalone.Report) int {
 // Carry carries out an attempt of a job.
 func (c *carrier) Carry(ctx context.Context, node, _ int) pipeline.Result {
 	job := c.pipeline.Jobs[node]
-	if k, ok := c.store.find(c.name(node)); ok {
+	if k, ok := c.earlier(node); ok {
 		result := &c.done[node]
 		if result.values, result.resumed = k.Values, true; k.Archive != "" {
 			result.archive = c.store.path(k.Archive)

@@ -174,19 +174,22 @@ const level = archive.Level("fastest")
 
 // run runs one pipeline. prefix stands before the names of its jobs.
 func (r *runner) run(ctx context.Context, p *Pipeline, prefix string) (*Report, error) {
-	c, end, err := r.carryOut(ctx, p, prefix)
+	c, end, err := r.carryOut(ctx, p, prefix, false)
 	if err != nil {
 		return nil, err
 	}
 	return c.report(end), nil
 }
 
-// carryOut carries the jobs of a pipeline out.
-func (r *runner) carryOut(ctx context.Context, p *Pipeline, prefix string) (*carrier, *pipeline.Progress, error) {
+// carryOut carries the jobs of a pipeline out. anew says that jobs run again that have run in the run that is resumed.
+func (r *runner) carryOut(
+	ctx context.Context, p *Pipeline, prefix string, anew bool,
+) (*carrier, *pipeline.Progress, error) {
+	c := &carrier{runner: r, pipeline: p, prefix: prefix, anew: anew, done: make([]made, len(p.Jobs))}
 	graph := p.Graph
 	graph.Nodes = slices.Clone(graph.Nodes)
 	for i := range graph.Nodes {
-		if _, ran := r.store.find(prefix + p.Jobs[i].Name); ran { // it waits for its needs only
+		if _, ran := c.earlier(i); ran { // it waits for its needs only
 			n := &graph.Nodes[i]
 			n.Manual, n.Delay, n.Groups, n.Free = false, 0, nil, true
 		}
@@ -198,7 +201,7 @@ func (r *runner) carryOut(ctx context.Context, p *Pipeline, prefix string) (*car
 	for _, j := range p.Jobs {
 		r.notices(prefix+j.Name, j.Notices)
 	}
-	c := &carrier{runner: r, pipeline: p, plan: plan, prefix: prefix, done: make([]made, len(p.Jobs))}
+	c.plan = plan
 	end := plan.Run(ctx, c, pipeline.Config{
 		Slots: max(r.cfg.Slots, 1), Observe: func(node int, s pipeline.Status) {
 			c.done[node].status = s
@@ -247,4 +250,5 @@ type made struct {
 	archive string    // empty without artifacts
 	values  map[string]string
 	resumed bool // the job ran in an earlier run
+	anew    bool // a job that opens, or one before it, has run in this run
 }
