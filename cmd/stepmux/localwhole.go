@@ -161,7 +161,8 @@ func (f *localFlags) runWhole(cmd *cobra.Command, src standalone.Source) (err er
 		}
 		return systemError(err)
 	}
-	return withCode(wholeCode(ctx, report, err), errors.Join(err, f.writeReports(report, show)))
+	report.ExitCode = wholeCode(ctx, report, err)
+	return withCode(report.ExitCode, errors.Join(err, f.writeReports(report, show)))
 }
 
 // readerPatience is how long the end of a pipeline waits for a reader of its output that takes nothing.
@@ -260,15 +261,14 @@ func (f *localFlags) writeReports(report *whole.Report, show *reporter) (err err
 
 // wholeCode returns the exit code of a pipeline.
 func wholeCode(ctx context.Context, report *whole.Report, err error) int {
-	code := endsignal.Code(ctx)
 	switch {
 	case report.Status == whole.Success && err == nil:
 		return 0
 	case report.Status == whole.Failure:
 		return scriptCode(report.ExitCode)
-	case code == 0 && err == nil: // a job took the place of another one
-		return 1
+	case err != nil:
+		return cmp.Or(endsignal.Code(ctx), exitSystem)
 	default:
-		return cmp.Or(code, exitSystem)
+		return cmp.Or(endsignal.Code(ctx), report.ExitCode, exitSystem)
 	}
 }

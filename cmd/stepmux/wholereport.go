@@ -155,7 +155,7 @@ func jobLines(r *whole.Report, indent string) (lines []string) {
 		case j.ExitCode != nil && *j.ExitCode != 0:
 			text += fmt.Sprintf(": exit code %d", *j.ExitCode)
 		}
-		if j.Duration > 0 && j.Why == "" {
+		if j.Duration > 0 && (j.Why == "" || j.ExitCode != nil) {
 			text += fmt.Sprintf(" (%.1fs)", j.Duration)
 		}
 		if j.Attempts > 1 {

@@ -30,13 +30,13 @@ type carrier struct {
 	done []made
 }
 
-// TimedOut is the reason of the failure of a job that took too long.
-const TimedOut = "job_execution_timeout"
+// lateReason is the reason of the failure of a job that took too long, and timedOut says that to people.
+const lateReason, timedOut = "job_execution_timeout", "timed out"
 
 // The reasons of failures, in GitLab's words.
 var reasons = map[standalone.Reason]string{
 	standalone.Script:   "script_failure",
-	standalone.TimedOut: TimedOut,
+	standalone.TimedOut: lateReason,
 	standalone.System:   "runner_system_failure",
 	standalone.Invalid:  "runner_system_failure",
 }
@@ -46,8 +46,9 @@ var errJob = errors.New("the job failed")
 
 // The exit codes of jobs that have none of a script, as those of the program.
 const (
-	exitSystem  = 3
-	exitTimeout = 124
+	exitSystem   = 3
+	exitTimeout  = 124
+	exitReplaced = 125
 )
 
 // exitCode returns the exit code of a job that failed.
@@ -92,7 +93,7 @@ func (c *carrier) Carry(ctx context.Context, node, _ int) pipeline.Result {
 // replaced returns the result of a job of a group: that of a job which another one has replaced says so.
 func replaced(r pipeline.Result) pipeline.Result {
 	if errors.Is(r.Err, errReplaced) {
-		r.As, r.Why = pipeline.Cancelled, errReplaced.Error()
+		r.As, r.Why, r.ExitCode = pipeline.Cancelled, errReplaced.Error(), exitReplaced
 	}
 	return r
 }
@@ -136,9 +137,14 @@ func (c *carrier) ended(ctx context.Context, node int, report *standalone.Report
 		c.store.keep(k)
 		return pipeline.Result{}
 	}
-	return pipeline.Result{
+	result := pipeline.Result{
 		Err: cmp.Or(context.Cause(ctx), errJob), ExitCode: exitCode(report), Reason: reasons[report.Reason],
 	}
+	if report.Reason == standalone.TimedOut && c.pipeline.Jobs[node].LateIsCancelled &&
+		!c.pipeline.Graph.Nodes[node].MayFail.Any {
+		result.As, result.Why = pipeline.Cancelled, timedOut
+	}
+	return result
 }
 
 // start runs a child pipeline. A job that does not depend on it has succeeded at once.
@@ -244,7 +250,7 @@ func (c *carrier) before(node int) (all []Before) {
 // describe describes a job that has ended.
 func (c *carrier) describe(node int) Before {
 	job, done := c.pipeline.Jobs[node], &c.done[node]
-	return Before{job.Name, job.Base, done.status.State, done.status.Result.Reason, done.values}
+	return Before{job.Name, job.Base, done.status.State, done.values}
 }
 
 // artifactFor returns a function that reads artifacts of the jobs that a job waits for.

@@ -52,14 +52,15 @@ func (c *carrier) open(ctx context.Context, node int) pipeline.Result {
 		c.system(err)
 		return pipeline.Result{Err: err, ExitCode: exitSystem, Reason: reasons[standalone.System]}
 	}
-	c.done[node].report, c.done[node].values = builds.report(run), opened.Values(builds.byEnd(run))
+	report := builds.report(run)
+	c.done[node].report, c.done[node].values = report, opened.Values(builds.byEnd(run))
 	c.done[node].anew = anew || slices.ContainsFunc(builds.done, func(m made) bool { return !m.resumed })
 	if failed, ok := run.Failed(); ok {
 		r := run.Status(failed).Result
 		return pipeline.Result{Err: errJob, ExitCode: r.ExitCode, Reason: r.Reason}
 	}
-	if run.Count(pipeline.Cancelled) > 0 {
-		return pipeline.Result{Err: errJob, As: pipeline.Cancelled}
+	if report.Status == Cancelled {
+		return pipeline.Result{Err: errJob, As: pipeline.Cancelled, ExitCode: report.ExitCode}
 	}
 	return pipeline.Result{}
 }

@@ -34,6 +34,9 @@ type Job struct {
 	Lock string
 	// Timeout bounds an attempt of the job. Zero if the job is not bounded.
 	Timeout time.Duration
+	// LateIsCancelled says that the job counts as cancelled if it takes too long, unless it may fail. Otherwise it counts as
+	// failed.
+	LateIsCancelled bool
 	// Notices are about parts of the job that have no effect, and Warnings about scripts and values that may not mean
 	// what their author expects.
 	Notices  []string
@@ -67,8 +70,6 @@ type Left struct {
 type Before struct {
 	Name, Base string
 	State      pipeline.State
-	// Reason is that of a failure: TimedOut or another word.
-	Reason string
 	// Values are the values that the job has given.
 	Values map[string]string
 }
