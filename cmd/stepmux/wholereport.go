@@ -141,6 +141,10 @@ func summarize(show *reporter, r *whole.Report) {
 	if r.Name != "" {
 		title += fmt.Sprintf(" %.160q", r.Name)
 	}
+	if r.Why != "" {
+		show.showLine(fmt.Sprintf("%s: %s: %s", title, r.Status, r.Why))
+		return
+	}
 	show.showLine(fmt.Sprintf("%s: %s in %v; the jobs took %v; critical path: %s", title, r.Status, seconds(r.Wall),
 		seconds(r.Busy), text))
 }

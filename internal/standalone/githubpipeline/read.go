@@ -18,6 +18,10 @@ func Read(src standalone.Source) (p *whole.Pipeline, notices []string, err error
 		return nil, nil, err
 	}
 	p = &whole.Pipeline{Graph: standalone.GraphOf(w.Workflow)}
+	if p.Group, p.CancelInProgress, err = w.Group(w.Values(nil, false)); err != nil {
+		return nil, nil, err
+	}
+	p.Group = strings.ToLower(p.Group)
 	for _, j := range w.Jobs {
 		job := &whole.Job{Name: j.Name, Base: j.Name, When: j.If(), Notices: j.Notes()}
 		if call := j.Calls(); call != "" {

@@ -82,13 +82,19 @@ func (c *carrier) Carry(ctx context.Context, node, _ int) pipeline.Result {
 	case job.Group == "":
 		return c.attempt(ctx, node)
 	}
-	ctx, leave, err := c.groups.enter(ctx, job.Group, job.CancelInProgress)
+	if job.Group == c.group {
+		return pipeline.Result{As: pipeline.Cancelled, Why: waitsForItself, ExitCode: exitInvalid}
+	}
+	own, leave, err := c.enter(ctx, job.Group, job.CancelInProgress, c.teller(node))
 	if err != nil {
-		return replaced(pipeline.Result{Err: err})
+		return replaced(c.ended(ctx, node, nil, err))
 	}
 	defer leave()
-	return replaced(c.attempt(ctx, node))
+	return replaced(c.attempt(own, node))
 }
+
+// waitsForItself is the reason of a job that does not run because of its group.
+const waitsForItself = "its concurrency group is that of the workflow, for which it would wait without end"
 
 // replaced returns the result of a job of a group: that of a job which another one has replaced says so.
 func replaced(r pipeline.Result) pipeline.Result {
@@ -123,6 +129,8 @@ func (c *carrier) attempt(ctx context.Context, node int) pipeline.Result {
 // ended returns the result of an attempt. err says that this machine could not carry it out.
 func (c *carrier) ended(ctx context.Context, node int, report *standalone.Report, err error) pipeline.Result {
 	switch {
+	case errors.Is(err, errReplaced):
+		return pipeline.Result{Err: err}
 	case err != nil && ctx.Err() != nil:
 		return pipeline.Result{Err: context.Cause(ctx)}
 	case err != nil:

@@ -18,6 +18,10 @@ type Pipeline struct {
 	Left []Left
 	// Out names the part of the text by which there is no pipeline: then it has no jobs. Otherwise it is empty.
 	Out string
+	// Group is a group of which one run on this machine runs and one waits. A newer run replaces the one that waits and,
+	// with CancelInProgress, the one that runs. It is empty if other runs do not matter.
+	Group            string
+	CancelInProgress bool
 
 	original string // the digest of the pipeline before a choice
 }
@@ -53,8 +57,8 @@ type Job struct {
 	Open func(before []Before, cancelled bool, say func(line string)) (*Opened, error)
 	// Builds are the names of the builds of a job that opens, as far as they are known before. They are for people.
 	Builds []string
-	// Group is a group of which one job runs and one waits. A newer job replaces the one that waits and, with
-	// CancelInProgress, the one that runs. It is empty if other jobs may run at the same time.
+	// Group is a group of which one job on this machine runs and one waits, as that of a Pipeline. It is empty if other
+	// jobs may run at the same time.
 	Group            string
 	CancelInProgress bool
 }

@@ -20,6 +20,8 @@ type Report struct {
 	Name string `json:"name,omitempty"`
 	// Status is success, failure or cancelled. A pipeline with jobs that wait for a manual one is a success.
 	Status string `json:"status"`
+	// Why says in a few words why a pipeline was cancelled by another one.
+	Why string `json:"why,omitempty"`
 	// ExitCode is that of the first job that failed or, without one, of the first that timed out or was replaced.
 	ExitCode int         `json:"exit_code"`
 	Jobs     []JobReport `json:"jobs"`
@@ -73,9 +75,7 @@ func (c *carrier) report(run *pipeline.Progress) *Report {
 			r.Jobs = append(r.Jobs, c.jobReport(run, i))
 		}
 	}
-	for _, l := range c.pipeline.Left {
-		r.Jobs = append(r.Jobs, JobReport{Name: l.Name, Stage: l.Stage, Status: leftOut, Why: l.Why})
-	}
+	r.addLeft(c.pipeline)
 	for _, node := range run.CriticalPath() {
 		if builds := c.done[node].report; builds != nil {
 			r.CriticalPath = append(r.CriticalPath, builds.CriticalPath...)
@@ -90,6 +90,13 @@ func (c *carrier) report(run *pipeline.Progress) *Report {
 		r.Status, r.ExitCode = Cancelled, c.cutCode()
 	}
 	return r
+}
+
+// addLeft adds the jobs that a pipeline does not have.
+func (r *Report) addLeft(p *Pipeline) {
+	for _, l := range p.Left {
+		r.Jobs = append(r.Jobs, JobReport{Name: l.Name, Stage: l.Stage, Status: leftOut, Why: l.Why})
+	}
 }
 
 // cutCode returns the exit code of the first job that timed out or was replaced, or 0.

@@ -61,7 +61,7 @@ type runner struct {
 	tracked  func() map[string]bool // the files of the project
 	slots    chan struct{}
 	children sync.WaitGroup // of child pipelines that no job waits for
-	groups   groups
+	group    string         // of the run
 
 	mu      sync.Mutex         // guards the following
 	number  int                // of directories
@@ -77,7 +77,7 @@ func Run(ctx, abort context.Context, p *Pipeline, cfg Config) (report *Report, e
 		return nil, err
 	}
 	r := &runner{
-		cfg: cfg, life: ctx, abort: abort, told: map[string]bool{}, reports: map[string]*Report{},
+		cfg: cfg, abort: abort, told: map[string]bool{}, reports: map[string]*Report{}, group: p.Group,
 		slots: make(chan struct{}, max(cfg.Slots, 1)),
 	}
 	r.tracked = sync.OnceValue(func() map[string]bool {
@@ -103,6 +103,17 @@ func Run(ctx, abort context.Context, p *Pipeline, cfg Config) (report *Report, e
 			return nil, err
 		}
 	}
+	ctx, leave, err := r.begin(ctx, p)
+	switch {
+	case errors.Is(err, errReplaced):
+		return p.notRun(newerRun, exitReplaced), nil
+	case err != nil && ctx.Err() != nil:
+		return p.notRun("", 0), nil
+	case err != nil:
+		return nil, err
+	}
+	defer leave()
+	r.life = ctx
 	if r.store, err = openStore(ctx, p.original, cfg); err != nil {
 		return nil, err
 	}
@@ -110,6 +121,9 @@ func Run(ctx, abort context.Context, p *Pipeline, cfg Config) (report *Report, e
 	r.children.Wait()
 	err = errors.Join(append(r.systems, err)...)
 	if report != nil {
+		if errors.Is(context.Cause(ctx), errReplaced) {
+			report.replace()
+		}
 		r.attach(report, "")
 		if cfg.WithTests {
 			report.Tests = r.tests.document()
