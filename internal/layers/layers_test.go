@@ -207,15 +207,20 @@ var allowed = map[string][]string{
 		"pipeline", "internal/plural", "internal/yamltree", "remote/step/lang", "remote/api/**",
 	},
 	"internal/standalone/whole": {
-		"internal/standalone", "pipeline", "remote/archive", "internal/rmtree", "internal/boundedfile", "internal/filelock",
-		"remote/jobcache",
-		"remote/transfer", "remote/step/lang", "remote/step/engine",
+		"internal/standalone", "internal/standalone/whole/carry", "pipeline", "remote/archive", "internal/pause", "internal/rmtree",
+		"internal/boundedfile", "internal/filelock", "remote/jobcache", "remote/step/lang",
+	},
+	"internal/standalone/whole/carry": {
+		"internal/standalone", "remote/archive", "internal/rmtree", "internal/boundedfile", "remote/jobcache",
+		"remote/transfer", "remote/step/engine",
 	},
 	"internal/standalone/gitlabpipeline": {
-		"internal/standalone", "internal/standalone/gitlabci", "internal/standalone/whole", "internal/boundedfile",
+		"internal/standalone", "internal/standalone/gitlabci", "internal/standalone/whole",
+		"internal/standalone/whole/carry", "internal/boundedfile",
 	},
 	"internal/standalone/githubpipeline": {
-		"internal/standalone", "internal/standalone/whole", "pipeline", "remote/step/action",
+		"internal/standalone", "internal/standalone/whole", "internal/standalone/whole/carry", "pipeline",
+		"remote/step/action",
 	},
 	"internal/standalone/checkout": {"internal/subprocess", "internal/standalone/gitlabci"},
 	"remote/step/lang": {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/internal/standalone/whole"
+	"github.com/stepmux/stepmux/internal/standalone/whole/carry"
 	"github.com/stepmux/stepmux/pipeline"
 	"github.com/stepmux/stepmux/remote/step/action"
 )
@@ -111,12 +112,12 @@ func (j opener) add(p *whole.Pipeline, v action.Values, b *action.Build, say fun
 		Name: b.Name, Base: j.job.Name, Timeout: start.Timeout, Group: strings.ToLower(start.Group),
 		CancelInProgress: start.CancelInProgress, LateIsCancelled: true,
 	}
-	job.Prepare = func([]whole.Before) (*whole.Prepared, error) {
+	job.Prepare = func([]whole.Before) (*carry.Prepared, error) {
 		compiled, err := j.Compile(j.job, v, b)
 		if err != nil {
 			return nil, err
 		}
-		return &whole.Prepared{Job: compiled, Values: func(_ string, r *standalone.Report) (map[string]string, error) {
+		return &carry.Prepared{Job: compiled, Values: func(_ string, r *standalone.Report) (map[string]string, error) {
 			outputs, masked := r.StepOutputs()
 			for _, name := range masked {
 				say(fmt.Sprintf("the output %.64q is left out: it contains a secret", name))

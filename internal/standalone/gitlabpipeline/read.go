@@ -9,6 +9,7 @@ import (
 	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
 	"github.com/stepmux/stepmux/internal/standalone/whole"
+	"github.com/stepmux/stepmux/internal/standalone/whole/carry"
 )
 
 // Read reads the pipeline of src, a .gitlab-ci.yml. JobName and Matrix of src have no effect. An error is about the
@@ -29,7 +30,7 @@ func convert(p *standalone.Pipeline) *whole.Pipeline {
 			Name: j.Name, Base: j.Base, Stage: j.Stage, When: j.When, Timeout: j.Timeout, Lock: j.ResourceGroup,
 			Notices:  j.Notices,
 			Warnings: standalone.Problems(j.Warnings),
-			Prepare:  func(before []whole.Before) (*whole.Prepared, error) { return prepare(p, i, before) },
+			Prepare:  func(before []whole.Before) (*carry.Prepared, error) { return prepare(p, i, before) },
 		}
 		if t := j.Trigger; t != nil {
 			job.Trigger = &whole.Trigger{Other: t.Other, Depend: t.Depend}
@@ -64,26 +65,31 @@ func valuesOf(before []whole.Before) map[string]string {
 }
 
 // prepare compiles a job.
-func prepare(p *standalone.Pipeline, i int, before []whole.Before) (*whole.Prepared, error) {
+func prepare(p *standalone.Pipeline, i int, before []whole.Before) (*carry.Prepared, error) {
 	job, compiled, err := p.Compile(i, valuesOf(before))
 	if err != nil {
 		return nil, err
 	}
-	var caches []whole.Cache
+	var caches []carry.Cache
 	for _, c := range compiled.Caches {
-		caches = append(caches, whole.Cache{
+		caches = append(caches, carry.Cache{
 			Key: c.Key, Files: c.Files, Fallback: c.Fallback, Paths: c.Paths, Untracked: c.Untracked,
-			When: whole.When(c.When), Pull: c.Pull, Push: c.Push,
+			When: carry.When(c.When), Pull: c.Pull, Push: c.Push,
 		})
 	}
 	a := compiled.Artifacts
-	return &whole.Prepared{
-		Job: job, Caches: caches, Tests: a.JUnit,
-		Artifacts: whole.Artifacts{
-			Paths: a.Paths, Exclude: a.Exclude, Untracked: a.Untracked, When: whole.When(a.When),
+	prepared := &carry.Prepared{
+		Job: job, Caches: caches, Tests: a.JUnit, ValueFiles: a.Dotenv,
+		Artifacts: carry.Artifacts{
+			Paths: a.Paths, Exclude: a.Exclude, Untracked: a.Untracked, When: carry.When(a.When),
 		},
-		Values: func(dir string, _ *standalone.Report) (map[string]string, error) { return reported(dir, a.Dotenv) },
-	}, nil
+	}
+	if len(a.Dotenv) > 0 {
+		prepared.Values = func(dir string, _ *standalone.Report) (map[string]string, error) {
+			return reported(dir, a.Dotenv)
+		}
+	}
+	return prepared, nil
 }
 
 // maxReport bounds the bytes that are read of a dotenv report: more than it may have.
@@ -92,9 +98,6 @@ const maxReport = 64 << 10
 // reported returns the variables in dotenv reports of a job. The job may have made anything of such a file, such as a
 // link that leads out. One that is not valid counts as missing.
 func reported(dir string, names []string) (map[string]string, error) {
-	if len(names) == 0 {
-		return nil, nil
-	}
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return nil, err

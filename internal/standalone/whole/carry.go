@@ -6,14 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/stepmux/stepmux/internal/boundedfile"
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/whole/carry"
 	"github.com/stepmux/stepmux/pipeline"
-	"github.com/stepmux/stepmux/remote/archive"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
@@ -65,12 +64,13 @@ func exitCode(report *standalone.Report) int {
 }
 
 // Carry carries out an attempt of a job.
-func (c *carrier) Carry(ctx context.Context, node, _ int) pipeline.Result {
+func (c *carrier) Carry(ctx context.Context, node, attempt int) pipeline.Result {
 	job := c.pipeline.Jobs[node]
 	if k, ok := c.earlier(node); ok {
 		result := &c.done[node]
-		if result.values, result.resumed = k.Values, true; k.Archive != "" {
-			result.archive = c.store.path(k.Archive)
+		if result.values, result.resumed = k.Values, true; !k.Archive.IsZero() {
+			result.archive = k.Archive
+			result.archive.Path = c.shelf.Path(k.Archive.Digest)
 		}
 		return pipeline.Result{}
 	}
@@ -80,7 +80,7 @@ func (c *carrier) Carry(ctx context.Context, node, _ int) pipeline.Result {
 	case job.Trigger != nil:
 		return c.start(ctx, node)
 	case job.Group == "":
-		return c.attempt(ctx, node)
+		return c.attempt(ctx, node, attempt)
 	}
 	if job.Group == c.group {
 		return pipeline.Result{As: pipeline.Cancelled, Why: waitsForItself, ExitCode: exitInvalid}
@@ -90,7 +90,7 @@ func (c *carrier) Carry(ctx context.Context, node, _ int) pipeline.Result {
 		return replaced(c.ended(ctx, node, nil, err))
 	}
 	defer leave()
-	return replaced(c.attempt(own, node))
+	return replaced(c.attempt(own, node, attempt))
 }
 
 // waitsForItself is the reason of a job that does not run because of its group.
@@ -105,7 +105,7 @@ func replaced(r pipeline.Result) pipeline.Result {
 }
 
 // attempt waits for the lock of a job and for a slot, and carries the job out.
-func (c *carrier) attempt(ctx context.Context, node int) pipeline.Result {
+func (c *carrier) attempt(ctx context.Context, node, number int) pipeline.Result {
 	if lock := c.pipeline.Jobs[node].Lock; lock != "" {
 		unlock, err := c.lock(ctx, lock, c.teller(node))
 		if err != nil {
@@ -119,10 +119,7 @@ func (c *carrier) attempt(ctx context.Context, node int) pipeline.Result {
 		return pipeline.Result{Err: context.Cause(ctx)}
 	}
 	defer func() { <-c.slots }()
-	if c.done[node].began.IsZero() {
-		c.done[node].began = time.Now()
-	}
-	report, err := c.carry(ctx, node)
+	report, err := c.carry(ctx, node, number)
 	return c.ended(ctx, node, report, err)
 }
 
@@ -138,11 +135,7 @@ func (c *carrier) ended(ctx context.Context, node int, report *standalone.Report
 		return pipeline.Result{Err: err, ExitCode: exitSystem, Reason: reasons[standalone.System]}
 	case report.Status == Success:
 		made := &c.done[node] // its state belongs to the scheduler
-		k := kept{Name: c.name(node), Values: made.values}
-		if made.archive != "" {
-			k.Archive = filepath.Base(made.archive)
-		}
-		c.store.keep(k)
+		c.store.keep(kept{Name: c.name(node), Values: made.values, Archive: made.archive})
 		return pipeline.Result{}
 	}
 	result := pipeline.Result{
@@ -206,45 +199,62 @@ func (c *carrier) start(ctx context.Context, node int) pipeline.Result {
 
 func (c *carrier) name(node int) string { return c.prefix + c.pipeline.Jobs[node].Name }
 
-// carry runs a job in a directory of its own.
-func (c *carrier) carry(ctx context.Context, node int) (report *standalone.Report, err error) {
-	dir, err := c.newDir()
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, rmtree.Remove(dir)) }()
+// carry has an attempt of a job carried out, and keeps its outcome.
+func (c *carrier) carry(ctx context.Context, node, number int) (*standalone.Report, error) {
+	c.done[node].archive, c.done[node].values = carry.Archive{}, nil // of an earlier attempt
 	job, err := c.pipeline.Jobs[node].Prepare(c.before(node))
 	if err != nil {
 		return nil, err
 	}
-	if err := c.fill(ctx, node, dir, job); err != nil {
-		return nil, err
+	a := &carry.Attempt{
+		Name: c.name(node), Number: number, Prepared: job, Archives: []carry.Archive{c.project}, Timeout: c.cfg.Timeout,
+		Started: func() { c.started(node) }, Say: c.teller(node), Shelf: c.shelf, TempDir: c.dir,
+		WithTests: c.cfg.WithTests, Tracked: c.tracked,
 	}
-	cfg := c.cfg.Config
-	cfg.WorkDir, cfg.TempDir = dir, c.dir
-	if limit := c.pipeline.Jobs[node].Timeout; limit > 0 && (cfg.Timeout == 0 || limit < cfg.Timeout) {
-		cfg.Timeout = min(limit, 24*time.Hour)
+	for from := range c.plan.Sources(node, pipeline.Files) {
+		if made := c.done[from].archive; !made.IsZero() {
+			a.Archives = append(a.Archives, made)
+		}
 	}
-	stdout, stderr, end := c.cfg.Output(c.name(node))
+	if limit := c.pipeline.Jobs[node].Timeout; limit > 0 && (a.Timeout == 0 || limit < a.Timeout) {
+		a.Timeout = min(limit, 24*time.Hour)
+	}
+	var end func()
+	a.Stdout, a.Stderr, end = c.cfg.Output(a.Name)
 	defer end()
-	cfg.Stdout, cfg.Stderr, cfg.Observe = stdout, stderr, nil
-	report, err = standalone.Run(ctx, c.abort, job.Job, cfg)
+	made, err := c.cfg.Executor.Execute(ctx, c.abort, a)
 	if err == nil && ctx.Err() != nil { // also a job that has just succeeded: its artifacts are not taken any more
 		err = context.Cause(ctx)
 	}
 	if err != nil {
-		return report, err
+		return nil, err
 	}
-	if c.cfg.WithTests {
-		tell := func(text string) { c.teller(node)("tests: " + text) }
-		if err := c.tests.add(ctx, c.name(node), dir, job.Tests, tell); err != nil {
-			return report, err
-		}
+	if err := c.tests.add(made.Tests); err != nil {
+		a.Say("tests: " + err.Error())
 	}
-	if err := c.save(ctx, dir, job, report, c.teller(node)); err != nil {
-		return report, err
+	c.done[node].archive, c.done[node].values = made.Artifacts, made.Values
+	return made.Report, nil
+}
+
+// started notes that an attempt of a job has its slot.
+func (c *carrier) started(node int) {
+	if c.done[node].began.IsZero() {
+		c.done[node].began = time.Now()
 	}
-	return report, c.take(ctx, node, dir, job, report)
+	c.watch(node, pipeline.Running)
+}
+
+// waits reports whether a job that runs may still wait for its slot.
+func (c *carrier) waits(node int) bool {
+	job := c.pipeline.Jobs[node]
+	return job.Open == nil && job.Trigger == nil
+}
+
+// watch tells the status of a job.
+func (c *carrier) watch(node int, s pipeline.State) {
+	if c.cfg.Watch != nil {
+		c.cfg.Watch(c.name(node), s.String())
+	}
 }
 
 // before returns the jobs from which a job gets values.
@@ -266,8 +276,8 @@ func (c *carrier) artifactFor(ctx context.Context, node int) ReadArtifact {
 	return func(job, path string) (_ []byte, err error) {
 		for from := range c.plan.Sources(node, pipeline.Control) {
 			j := c.pipeline.Jobs[from]
-			if name := c.done[from].archive; name != "" && (j.Name == job || j.Base == job) {
-				return c.readFrom(ctx, name, path)
+			if made := c.done[from].archive; !made.IsZero() && (j.Name == job || j.Base == job) {
+				return c.readFrom(ctx, made, path)
 			}
 		}
 		return nil, fmt.Errorf("the job %.64q has made no artifacts, or is not before this one", job)
@@ -278,13 +288,13 @@ func (c *carrier) artifactFor(ctx context.Context, node int) ReadArtifact {
 const maxPipeline = lang.MaxText + 1
 
 // readFrom reads a file of an archive.
-func (c *carrier) readFrom(ctx context.Context, name, path string) (_ []byte, err error) {
-	dir, err := c.newDir()
+func (c *carrier) readFrom(ctx context.Context, from carry.Archive, path string) (_ []byte, err error) {
+	dir, err := os.MkdirTemp(c.dir, "artifacts-")
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, rmtree.Remove(dir)) }()
-	if err := unpack(ctx, name, dir); err != nil {
+	if err := from.Unpack(ctx, dir); err != nil {
 		return nil, err
 	}
 	root, err := os.OpenRoot(dir)
@@ -298,75 +308,4 @@ func (c *carrier) readFrom(ctx context.Context, name, path string) (_ []byte, er
 // teller returns a function that says lines about a job.
 func (c *carrier) teller(node int) func(string) {
 	return func(text string) { c.cfg.Say(c.name(node) + ": " + text) }
-}
-
-// fill puts the files of the project, the caches and the artifacts of other jobs into the directory of a job.
-func (c *carrier) fill(ctx context.Context, node int, dir string, job *Prepared) error {
-	if err := unpack(ctx, c.project, dir); err != nil {
-		return fmt.Errorf("unpack the project: %w", err)
-	}
-	if err := c.restore(ctx, dir, job.Caches, c.teller(node)); err != nil {
-		return err
-	}
-	for from := range c.plan.Sources(node, pipeline.Files) {
-		if name := c.done[from].archive; name != "" {
-			if err := unpack(ctx, name, dir); err != nil {
-				return fmt.Errorf("unpack the artifacts of %.64q: %w", c.name(from), err)
-			}
-		}
-	}
-	return nil
-}
-
-// archiveOf returns the path for the artifacts of a job.
-func (c *carrier) archiveOf(node int) string {
-	name := nameOf(c.name(node)) + ".artifacts"
-	if c.store != nil {
-		return c.store.path(name)
-	}
-	return filepath.Join(c.dir, name)
-}
-
-// unpack unpacks an archive.
-func unpack(ctx context.Context, name, dir string) error {
-	file, err := os.Open(name)
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	_, err = archive.Extract(ctx, file, dir, archive.Bounds{})
-	return err
-}
-
-// take keeps the artifacts and the values of a job that has ended.
-func (c *carrier) take(ctx context.Context, node int, dir string, job *Prepared, report *standalone.Report) error {
-	tell := func(text string) { c.teller(node)("artifacts: " + text) }
-	result := &c.done[node]
-	result.archive, result.values = "", nil // of an earlier attempt
-	if job.Values != nil {
-		var err error
-		if result.values, err = job.Values(dir, report); err != nil {
-			tell(err.Error())
-		}
-	}
-	a := job.Artifacts
-	if len(a.Paths) == 0 && !a.Untracked || !a.When.holds(report) {
-		return nil
-	}
-	selection := c.selection(dir, a.Paths, a.Untracked, tell)
-	selection.Exclude, selection.OnlyInside = a.Exclude, true
-	found, err := archive.Find(ctx, selection)
-	if err != nil {
-		return err
-	}
-	defer found.Close()
-	name := c.archiveOf(node)
-	err = archive.Replace(name, func(to *os.File) error {
-		return found.Write(ctx, to, archive.TarZstd, level)
-	})
-	if err != nil {
-		return fmt.Errorf("keep the artifacts: %w", err)
-	}
-	result.archive = name
-	return nil
 }

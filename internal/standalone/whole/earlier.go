@@ -60,7 +60,7 @@ func (s *store) writeStamps(cfg Config) error {
 	if err != nil || len(text) > maxStamps {
 		return err
 	}
-	return os.WriteFile(s.path(stampsFile), text, 0o600)
+	return os.WriteFile(filepath.Join(s.dir, stampsFile), text, 0o600)
 }
 
 // mostNamed bounds the changed files that a line names.
@@ -69,7 +69,7 @@ const mostNamed = 5
 // tellChanged says which files of the project have changed since the jobs ran that do not run again.
 func (s *store) tellChanged(cfg Config) {
 	var before map[string]string
-	text, err := boundedfile.Read(s.path(stampsFile), maxStamps)
+	text, err := boundedfile.Read(filepath.Join(s.dir, stampsFile), maxStamps)
 	if err == nil {
 		err = json.Unmarshal(text, &before)
 	}

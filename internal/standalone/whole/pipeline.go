@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/whole/carry"
 	"github.com/stepmux/stepmux/pipeline"
 )
 
@@ -47,7 +48,7 @@ type Job struct {
 	Warnings []standalone.Problem
 	// Prepare compiles an attempt of the job. before describes the jobs from which it gets values. Several goroutines may
 	// call it at once.
-	Prepare func(before []Before) (*Prepared, error)
+	Prepare func(before []Before) (*carry.Prepared, error)
 	// Trigger is the pipeline that the job starts. It is nil for a job with steps.
 	Trigger *Trigger
 	// Open decides, once all that the job needs has ended, whether the job runs and which builds it has. If it is not
@@ -76,50 +77,6 @@ type Before struct {
 	State      pipeline.State
 	// Values are the values that the job has given.
 	Values map[string]string
-}
-
-// Prepared is a job that can run.
-type Prepared struct {
-	*standalone.Job
-	// Artifacts describes the files that the job gives to others, and Caches those that it keeps on this machine.
-	Artifacts Artifacts
-	Caches    []Cache
-	// Tests are patterns of reports of tests, in the form of JUnit. They are read whatever the outcome of the job.
-	Tests []string
-	// Values returns the values that the job gives to others, whatever its outcome. dir has its files. An error is shown,
-	// and does not change the outcome. May be nil.
-	Values func(dir string, report *standalone.Report) (map[string]string, error)
-}
-
-// Artifacts describes files that a job gives to others. The zero value is no files.
-type Artifacts struct {
-	// Paths and Exclude are patterns of paths, from the directory of the job.
-	Paths, Exclude []string
-	// Untracked adds the files that are not files of the project.
-	Untracked bool
-	// When is the outcome after which the files are taken.
-	When When
-}
-
-// When is an outcome after which files of a job are kept.
-type When string
-
-// The outcomes. A job that timed out has no outcome of these.
-const (
-	OnSuccess When = "on_success"
-	OnFailure When = "on_failure"
-	Always    When = "always"
-)
-
-// holds reports whether files are kept after a job.
-func (w When) holds(r *standalone.Report) bool {
-	switch {
-	case r.Reason == standalone.TimedOut:
-		return false
-	case w == Always:
-		return true
-	}
-	return (r.Status == Success) == (w != OnFailure)
 }
 
 // Trigger is the pipeline that a job starts.

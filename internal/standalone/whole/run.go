@@ -6,14 +6,13 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/whole/carry"
 	"github.com/stepmux/stepmux/pipeline"
 	"github.com/stepmux/stepmux/remote/archive"
 )
@@ -27,6 +26,8 @@ type Config struct {
 	Files []string
 	// Slots bounds the jobs that run at once. If zero, one.
 	Slots int
+	// Executor carries out the jobs. If nil, they run on this machine, in directories of their own.
+	Executor carry.Executor
 	// Output returns the writers for the output of an attempt of a job, and a function that is called at its end.
 	// Required.
 	Output func(job string) (stdout, stderr io.Writer, end func())
@@ -54,8 +55,9 @@ type runner struct {
 	cfg      Config
 	life     context.Context // of the whole run
 	abort    context.Context // ends when jobs are killed
-	dir      string          // for the directories and archives of jobs
-	project  string          // the archive of the project
+	dir      string          // for the directories of jobs
+	shelf    carry.Shelf     // for the archives of jobs
+	project  carry.Archive
 	store    *store
 	tests    testReports
 	tracked  func() map[string]bool // the files of the project
@@ -64,7 +66,6 @@ type runner struct {
 	group    string         // of the run
 
 	mu      sync.Mutex         // guards the following
-	number  int                // of directories
 	systems []error            // failures of this machine
 	told    map[string]bool    // notices
 	reports map[string]*Report // of child pipelines, by the names of the jobs that started them
@@ -95,7 +96,7 @@ func Run(ctx, abort context.Context, p *Pipeline, cfg Config) (report *Report, e
 			err = errors.Join(err, fmt.Errorf("remove temporary directory: %w", rest))
 		}
 	}()
-	if err := r.pack(ctx); err != nil {
+	if r.project, err = r.pack(ctx); err != nil {
 		return nil, fmt.Errorf("pack the files of the project: %w", err)
 	}
 	if p.original == "" {
@@ -116,6 +117,12 @@ func Run(ctx, abort context.Context, p *Pipeline, cfg Config) (report *Report, e
 	r.life = ctx
 	if r.store, err = openStore(ctx, p.original, cfg); err != nil {
 		return nil, err
+	}
+	if r.shelf = carry.Shelf(r.dir); r.store != nil {
+		r.shelf = carry.Shelf(r.store.dir)
+	}
+	if r.cfg.Executor == nil {
+		r.cfg.Executor = carry.Local{Config: cfg.Config, CachesDir: cfg.CachesDir}
 	}
 	report, err = r.run(ctx, p, "")
 	r.children.Wait()
@@ -171,20 +178,14 @@ func Check(p *Pipeline) error {
 }
 
 // pack makes the archive of the project.
-func (r *runner) pack(ctx context.Context) error {
+func (r *runner) pack(ctx context.Context) (carry.Archive, error) {
 	found, err := archive.Named(r.cfg.WorkDir, r.cfg.Files, r.cfg.Say)
 	if err != nil {
-		return err
+		return carry.Archive{}, err
 	}
 	defer found.Close()
-	r.project = filepath.Join(r.dir, "project")
-	return archive.Replace(r.project, func(to *os.File) error {
-		return found.Write(ctx, to, archive.TarZstd, level)
-	})
+	return carry.Shelf(r.dir).Pack(ctx, found)
 }
-
-// level is that of the archives of a run: they are read soon, and on this machine.
-const level = archive.Level("fastest")
 
 // run runs one pipeline. prefix stands before the names of its jobs.
 func (r *runner) run(ctx context.Context, p *Pipeline, prefix string) (*Report, error) {
@@ -219,22 +220,12 @@ func (r *runner) carryOut(
 	end := plan.Run(ctx, c, pipeline.Config{
 		Slots: max(r.cfg.Slots, 1), Observe: func(node int, s pipeline.Status) {
 			c.done[node].status = s
-			if r.cfg.Watch != nil {
-				r.cfg.Watch(c.name(node), s.State.String())
+			if s.State != pipeline.Running || !c.waits(node) { // started tells that of a job with steps
+				c.watch(node, s.State)
 			}
 		},
 	})
 	return c, end, nil
-}
-
-// newDir returns a new directory.
-func (r *runner) newDir() (string, error) {
-	r.mu.Lock()
-	r.number++
-	n := r.number
-	r.mu.Unlock()
-	dir := filepath.Join(r.dir, strconv.Itoa(n))
-	return dir, os.Mkdir(dir, 0o700)
 }
 
 // notices says the notices of a job, each text once.
@@ -261,7 +252,7 @@ type made struct {
 	status  pipeline.Status
 	began   time.Time // when the first attempt got its slot
 	report  *Report   // of the builds of a job that opened
-	archive string    // empty without artifacts
+	archive carry.Archive
 	values  map[string]string
 	resumed bool // the job ran in an earlier run
 	anew    bool // a job that opens, or one before it, has run in this run

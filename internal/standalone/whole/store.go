@@ -18,6 +18,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/filelock"
 	"github.com/stepmux/stepmux/internal/rmtree"
+	"github.com/stepmux/stepmux/internal/standalone/whole/carry"
 	"github.com/stepmux/stepmux/remote/jobcache"
 )
 
@@ -41,8 +42,8 @@ type header struct {
 type kept struct {
 	Name   string            `json:"name"`
 	Values map[string]string `json:"values,omitempty"`
-	// Archive has the artifacts. It is a file of the store; empty without artifacts.
-	Archive string `json:"archive,omitempty"`
+	// Archive has the artifacts. It is a file of the store.
+	Archive carry.Archive `json:"archive,omitzero"`
 	// Again says that the job has started again: what was kept before does not count any more.
 	Again bool `json:"again,omitempty"`
 }
@@ -151,15 +152,12 @@ func (s *store) read(digest string) error {
 
 // hasArchive reports whether the archive of k, if it has one, is there.
 func (s *store) hasArchive(k kept) bool {
-	if k.Archive == "" {
+	if k.Archive.IsZero() {
 		return true
 	}
-	info, err := os.Lstat(s.path(k.Archive))
-	return err == nil && info.Mode().IsRegular()
+	info, err := os.Lstat(carry.Shelf(s.dir).Path(k.Archive.Digest))
+	return err == nil && info.Mode().IsRegular() && info.Size() == k.Archive.Size
 }
-
-// path returns the path of an archive of the store.
-func (s *store) path(archive string) string { return filepath.Join(s.dir, filepath.Base(archive)) }
 
 // nameOf returns a name of a file for any text.
 func nameOf(text string) string {

@@ -1,4 +1,4 @@
-package whole
+package carry
 
 import (
 	"context"
@@ -17,32 +17,13 @@ import (
 	"github.com/stepmux/stepmux/remote/transfer"
 )
 
-// Cache describes files that a job keeps on this machine for later jobs, also for those of other runs.
-type Cache struct {
-	// Key is the name of the cache. If Files is not empty, it is the beginning of the name.
-	Key string
-	// Files are patterns of files of the project. A digest of their contents is the end of the name. If there is no such
-	// file, it is "default".
-	Files []string
-	// Fallback are names of caches to restore if there is no cache of its own name, in order.
-	Fallback []string
-	// Paths are patterns of paths, from the directory of the job. Untracked adds the files that are not files of the
-	// project.
-	Paths     []string
-	Untracked bool
-	// When is the outcome after which the cache is saved.
-	When When
-	// Pull says that the job restores the cache, and Push that it saves it.
-	Pull, Push bool
-}
-
 // quiet takes the messages of package jobcache, which are about servers.
 var quiet = transfer.Log{To: io.Discard}
 
 // restore restores the caches of a job in its directory, which has only the files of the project, and sets their names.
 // As with GitLab, a cache that cannot be restored is told, and the job runs without it.
-func (r *runner) restore(ctx context.Context, dir string, caches []Cache, tell func(string)) error {
-	if r.cfg.CachesDir == "" && len(caches) > 0 {
+func (l Local) restore(ctx context.Context, dir string, caches []Cache, tell func(string)) error {
+	if l.CachesDir == "" && len(caches) > 0 {
 		tell("caches: there is no directory for them: set HOME")
 		return nil
 	}
@@ -57,7 +38,7 @@ func (r *runner) restore(ctx context.Context, dir string, caches []Cache, tell f
 		found := false
 		for _, key := range append([]string{c.Key}, c.Fallback...) {
 			err := jobcache.Restore(ctx, nil, jobcache.RestoreConfig{
-				Dir: dir, File: engine.CacheFile(r.cfg.CachesDir, key), Bounds: archive.Bounds{OutsideLinks: true}, Log: quiet,
+				Dir: dir, File: engine.CacheFile(l.CachesDir, key), Bounds: archive.Bounds{OutsideLinks: true}, Log: quiet,
 			})
 			switch {
 			case ctx.Err() != nil:
@@ -114,40 +95,29 @@ func (c *Cache) name(ctx context.Context, dir string) error {
 }
 
 // save saves the caches of a job that has ended. One that cannot be saved is told.
-func (r *runner) save(
-	ctx context.Context, dir string, job *Prepared, report *standalone.Report, tell func(string),
-) error {
-	if r.cfg.CachesDir == "" {
+func (l Local) save(ctx context.Context, dir string, a *Attempt, report *standalone.Report) error {
+	if l.CachesDir == "" {
 		return nil
 	}
-	for _, c := range job.Caches {
+	for _, c := range a.Caches {
 		if !c.Push || !c.When.holds(report) {
 			continue
 		}
-		selection := r.selection(dir, c.Paths, c.Untracked, func(text string) { tell("cache: " + text) })
+		selection := a.selection(dir, c.Paths, c.Untracked, func(text string) { a.Say("cache: " + text) })
 		err := jobcache.Save(ctx, nil, jobcache.SaveConfig{
-			Files: selection, File: engine.CacheFile(r.cfg.CachesDir, c.Key), Caches: filepath.Dir(r.cfg.CachesDir),
+			Files: selection, File: engine.CacheFile(l.CachesDir, c.Key), Caches: filepath.Dir(l.CachesDir),
 			Format: archive.TarZstd, Level: level, Log: quiet,
 		})
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case errors.Is(err, jobcache.ErrNoFiles):
-			tell(fmt.Sprintf("cache %.80q is not saved: no file matches", c.Key))
+			a.Say(fmt.Sprintf("cache %.80q is not saved: no file matches", c.Key))
 		case err != nil:
-			tell(fmt.Sprintf("cache %.80q is not saved: %v", c.Key, err))
+			a.Say(fmt.Sprintf("cache %.80q is not saved: %v", c.Key, err))
 		default:
-			tell(fmt.Sprintf("cache %.80q is saved", c.Key))
+			a.Say(fmt.Sprintf("cache %.80q is saved", c.Key))
 		}
 	}
 	return nil
-}
-
-// selection selects files of a job.
-func (r *runner) selection(dir string, paths []string, untracked bool, warn func(string)) archive.Selection {
-	s := archive.Selection{Dir: dir, Paths: paths, Untracked: untracked, Info: func(string) {}, Warn: warn}
-	if untracked {
-		s.Tracked = r.tracked()
-	}
-	return s
 }
