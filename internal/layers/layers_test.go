@@ -207,8 +207,8 @@ var allowed = map[string][]string{
 		"pipeline", "internal/plural", "internal/yamltree", "remote/step/lang", "remote/api/**",
 	},
 	"internal/standalone/whole": {
-		"internal/standalone", "internal/standalone/whole/carry", "pipeline", "remote/archive", "internal/pause", "internal/rmtree",
-		"internal/boundedfile", "internal/filelock", "remote/jobcache", "remote/step/lang",
+		"internal/standalone", "internal/standalone/whole/carry", "pipeline", "remote/archive", "internal/rmtree",
+		"internal/boundedfile", "internal/filelock", "internal/pause", "remote/jobcache", "remote/step/lang",
 	},
 	"internal/standalone/whole/carry": {
 		"internal/standalone", "remote/archive", "internal/rmtree", "internal/boundedfile", "remote/jobcache",

@@ -74,7 +74,7 @@ jobs:
 	require.Equal(t, []string{`waits for the concurrency group "push-g", which another one on this machine has`},
 		others[0].said)
 	require.Equal(t, "a success, b success", told(reports[1]))
-	require.Equal(t, "a cancelled (cancelled), b success", told(reports[2]))
+	require.Equal(t, "a cancelled (a newer run of its concurrency group took its place), b success", told(reports[2]))
 	require.Equal(t, "cancelled", tr.lines("b"))
 	for _, r := range []*whole.Report{reports[0], reports[2]} {
 		require.Equal(t, []any{whole.Cancelled, 125, "a newer run of its concurrency group took its place"},

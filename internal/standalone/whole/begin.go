@@ -7,22 +7,19 @@ import (
 	"github.com/stepmux/stepmux/pipeline"
 )
 
-// begin waits until a run may begin: until no other run of its group runs. The context ends with errReplaced if a newer
-// run stops this one. Without an error, the caller calls leave at the end of the run.
+// begin waits until a run may begin: until no other run of its group runs. If a newer run stops this one, the context
+// ends with its cause. Without an error, the caller calls leave at the end of the run.
 func (r *runner) begin(ctx context.Context, p *Pipeline) (own context.Context, leave func(), err error) {
 	if p.Group == "" {
-		return ctx, func() {}, nil
+		return r.series(ctx, p)
 	}
-	return r.enter(ctx, p.Group, p.CancelInProgress, r.cfg.Say)
+	return r.enter(ctx, p.Group, p.CancelInProgress, errNewerRun, r.cfg.Say)
 }
 
-// newerRun is why a run was cancelled.
-const newerRun = "a newer run of its concurrency group took its place"
-
-// replace makes the report that of a run whose place a newer one took, unless it had ended before.
-func (r *Report) replace() {
+// replace makes the report that of a run which a newer one has ended, unless it had ended before.
+func (r *Report) replace(why error) {
 	if r.Status != Success {
-		r.Why = newerRun
+		r.Why = why.Error()
 	}
 	if r.Status == Cancelled {
 		r.ExitCode = exitReplaced

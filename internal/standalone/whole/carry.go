@@ -80,12 +80,12 @@ func (c *carrier) Carry(ctx context.Context, node, attempt int) pipeline.Result 
 	case job.Trigger != nil:
 		return c.start(ctx, node)
 	case job.Group == "":
-		return c.attempt(ctx, node, attempt)
+		return replaced(c.attempt(ctx, node, attempt))
 	}
 	if job.Group == c.group {
 		return pipeline.Result{As: pipeline.Cancelled, Why: waitsForItself, ExitCode: exitInvalid}
 	}
-	own, leave, err := c.enter(ctx, job.Group, job.CancelInProgress, c.teller(node))
+	own, leave, err := c.enter(ctx, job.Group, job.CancelInProgress, errNewerJob, c.teller(node))
 	if err != nil {
 		return replaced(c.ended(ctx, node, nil, err))
 	}
@@ -96,10 +96,10 @@ func (c *carrier) Carry(ctx context.Context, node, attempt int) pipeline.Result 
 // waitsForItself is the reason of a job that does not run because of its group.
 const waitsForItself = "its concurrency group is that of the workflow, for which it would wait without end"
 
-// replaced returns the result of a job of a group: that of a job which another one has replaced says so.
+// replaced returns the result of a job: that of a job which ended because of a newer job or run says so.
 func replaced(r pipeline.Result) pipeline.Result {
-	if errors.Is(r.Err, errReplaced) {
-		r.As, r.Why, r.ExitCode = pipeline.Cancelled, errReplaced.Error(), exitReplaced
+	if cause := newerIn(r.Err); cause != nil {
+		r.As, r.Why, r.ExitCode = pipeline.Cancelled, cause.Error(), exitReplaced
 	}
 	return r
 }
@@ -119,6 +119,8 @@ func (c *carrier) attempt(ctx context.Context, node, number int) pipeline.Result
 		return pipeline.Result{Err: context.Cause(ctx)}
 	}
 	defer func() { <-c.slots }()
+	ctx, end := c.redundant.start(ctx, c.pipeline.Jobs[node])
+	defer end()
 	report, err := c.carry(ctx, node, number)
 	return c.ended(ctx, node, report, err)
 }
@@ -126,7 +128,7 @@ func (c *carrier) attempt(ctx context.Context, node, number int) pipeline.Result
 // ended returns the result of an attempt. err says that this machine could not carry it out.
 func (c *carrier) ended(ctx context.Context, node int, report *standalone.Report, err error) pipeline.Result {
 	switch {
-	case errors.Is(err, errReplaced):
+	case newerIn(err) != nil:
 		return pipeline.Result{Err: err}
 	case err != nil && ctx.Err() != nil:
 		return pipeline.Result{Err: context.Cause(ctx)}
@@ -154,7 +156,10 @@ func (c *carrier) start(ctx context.Context, node int) pipeline.Result {
 	child := trigger.Child
 	if trigger.Read != nil {
 		var err error
-		if child, err = trigger.Read(c.before(node), c.artifactFor(ctx, node)); err == nil {
+		if child, err = trigger.Read(c.before(node), c.artifactFor(ctx, node)); err == nil && trigger.choice != nil {
+			err = child.Choose(*trigger.choice)
+		}
+		if err == nil {
 			err = Check(child)
 		}
 		if err != nil {

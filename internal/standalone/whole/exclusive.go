@@ -13,30 +13,49 @@ import (
 	"github.com/stepmux/stepmux/internal/pause"
 )
 
-// errReplaced is the cause with which a job or a run ends when a newer one of its group takes its place.
-var errReplaced = errors.New("a newer job of its concurrency group took its place")
+// The causes with which a job or a run ends because of a newer one: of its group, or of its series.
+var (
+	errNewerJob    = errors.New("a newer job of its concurrency group took its place")
+	errNewerRun    = errors.New("a newer run of its concurrency group took its place")
+	errNewerCommit = errors.New("a newer run of another commit made it redundant")
+)
+
+// newerIn returns the one of them in err, or nil.
+func newerIn(err error) error {
+	for _, cause := range []error{errNewerJob, errNewerRun, errNewerCommit} {
+		if errors.Is(err, cause) {
+			return cause
+		}
+	}
+	return nil
+}
 
 // turns is the state of a group, in a file that is locked while somebody reads or writes it. Each member that comes gets
 // the next number. The member that runs holds the lock of another file, and the newest of the others waits for that.
 type turns struct {
 	Newest uint64 // the number of the newest member
 	Cut    uint64 // members with this number or a lower one stop, also the one that runs
+	Mark   uint64 // of the newest member
 }
+
+// turnsSize is the size of turns in the file.
+const turnsSize = 24
 
 // turn is the turn of a job or of a run in its group. The owner calls leave.
 type turn struct {
-	number       uint64
-	state, holds *os.File // the file of turns, and the one whose lock the member that runs holds
+	number uint64
+	state  *os.File // the file of turns
+	holds  *os.File // the one whose lock the member that runs holds; nil if all members run at once
 }
 
 // askEvery is how often a member that runs looks whether it shall stop.
 const askEvery = 50 * time.Millisecond
 
 // enter waits until no other member of the group runs, also in other runs on this machine. The context that it returns
-// ends with errReplaced if a newer member stops this one. If a newer one comes while it waits, enter returns errReplaced.
+// ends with the cause newer if a newer member stops this one. If a newer one comes while it waits, enter returns newer.
 // Else the caller calls leave. tell gets a line if it has to wait.
 func (r *runner) enter(
-	ctx context.Context, name string, cancels bool, tell func(string),
+	ctx context.Context, name string, cancels bool, newer error, tell func(string),
 ) (own context.Context, leave func(), err error) {
 	t := &turn{}
 	if t.holds, err = r.lockFile("group " + name); err != nil {
@@ -46,10 +65,15 @@ func (r *runner) enter(
 		t.holds.Close()
 		return ctx, nil, err
 	}
-	if err = t.join(ctx, cancels); err == nil {
+	arrive := func(now *turns) {
+		if cancels {
+			now.Cut = now.Newest
+		}
+	}
+	if err = t.join(ctx, arrive); err == nil {
 		told := false
 		err = pause.Until(ctx, func() (bool, error) {
-			is, err := t.try(ctx)
+			is, err := t.try(ctx, newer)
 			if !is && err == nil && !told {
 				told = true
 				tell(fmt.Sprintf("waits for the concurrency group %.64q, which another one on this machine has", name))
@@ -62,40 +86,50 @@ func (r *runner) enter(
 		return ctx, nil, err
 	}
 	own, stop := context.WithCancelCause(ctx)
-	watched := make(chan struct{})
-	go func() {
-		defer close(watched)
-		for pause.For(own, askEvery) == nil {
-			if now, err := t.read(own); err == nil && now.Cut >= t.number {
-				stop(errReplaced)
-			}
-		}
-	}()
+	end := t.watch(own, func() { stop(newer) })
 	return own, func() {
 		stop(nil)
-		<-watched
+		end()
 		t.leave()
 	}, nil
 }
 
-// join takes the next number.
-func (t *turn) join(ctx context.Context, cancels bool) error {
+// join takes the next number. arrive may change the state before that.
+func (t *turn) join(ctx context.Context, arrive func(now *turns)) error {
 	return t.locked(ctx, func(now *turns) error {
-		if cancels {
-			now.Cut = now.Newest
-		}
+		arrive(now)
 		now.Newest++
 		t.number = now.Newest
-		var text [16]byte
-		binary.LittleEndian.PutUint64(text[:8], now.Newest)
-		binary.LittleEndian.PutUint64(text[8:], now.Cut)
+		var text [turnsSize]byte
+		for i, n := range []uint64{now.Newest, now.Cut, now.Mark} {
+			binary.LittleEndian.PutUint64(text[8*i:], n)
+		}
 		_, err := t.state.WriteAt(text[:], 0)
 		return err
 	})
 }
 
-// try takes the lock of the member that runs, unless a newer member has come.
-func (t *turn) try(ctx context.Context) (bool, error) {
+// watch calls do, once, when the member shall stop. The function that it returns ends that, and waits for it.
+func (t *turn) watch(ctx context.Context, do func()) (end func()) {
+	ctx, stop := context.WithCancel(ctx)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		for pause.For(ctx, askEvery) == nil {
+			if now, err := t.read(ctx); err == nil && now.Cut >= t.number {
+				do()
+				return
+			}
+		}
+	}()
+	return func() {
+		stop()
+		<-watched
+	}
+}
+
+// try takes the lock of the member that runs. If a newer member has come, it returns the error newer.
+func (t *turn) try(ctx context.Context, newer error) (bool, error) {
 	err := filelock.Try(t.holds)
 	taken := errors.Is(err, filelock.ErrTaken)
 	if err != nil && !taken {
@@ -103,7 +137,7 @@ func (t *turn) try(ctx context.Context) (bool, error) {
 	}
 	now, err := t.read(ctx)
 	if err == nil && now.Newest > t.number {
-		err = errReplaced
+		err = newer
 	}
 	return !taken, err
 }
@@ -122,14 +156,17 @@ func (t *turn) locked(ctx context.Context, do func(*turns) error) error {
 		return err
 	}
 	defer filelock.Unlock(t.state)
-	var text [16]byte // of a new group it is empty
+	var text [turnsSize]byte // of a new group it is empty
 	if _, err := t.state.ReadAt(text[:], 0); err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
-	return do(&turns{binary.LittleEndian.Uint64(text[:8]), binary.LittleEndian.Uint64(text[8:])})
+	at := func(i int) uint64 { return binary.LittleEndian.Uint64(text[8*i:]) }
+	return do(&turns{at(0), at(1), at(2)})
 }
 
 func (t *turn) leave() {
-	filelock.Release(t.holds)
+	if t.holds != nil {
+		filelock.Release(t.holds)
+	}
 	t.state.Close()
 }

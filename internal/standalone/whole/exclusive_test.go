@@ -38,13 +38,13 @@ func TestGroupsHaveOneJobThatRunsAndOneThatWaits(t *testing.T) {
 					all.Go(func() {
 						pause.For(t.Context(), at)
 						how := "ran"
-						ctx, leave, err := g.enter(t.Context(), group, tt.cancels, func(string) {})
+						ctx, leave, err := g.enter(t.Context(), group, tt.cancels, errNewerJob, func(string) {})
 						if err == nil {
 							err = pause.For(ctx, 10*time.Second)
 							leave()
 						}
 						if err != nil {
-							require.ErrorIs(t, err, errReplaced)
+							require.ErrorIs(t, err, errNewerJob)
 							how = "replaced"
 						}
 						mu.Lock()
@@ -73,15 +73,15 @@ func TestAStoppedJobLeavesItsGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, said := &runner{dir: t.TempDir()}, ""
 		tell := func(text string) { said += text }
-		_, leave, err := g.enter(t.Context(), "g", false, tell)
+		_, leave, err := g.enter(t.Context(), "g", false, errNewerJob, tell)
 		require.NoError(t, err)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		_, _, err = g.enter(ctx, "g", false, tell)
+		_, _, err = g.enter(ctx, "g", false, errNewerJob, tell)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		leave()
 		require.Equal(t, `waits for the concurrency group "g", which another one on this machine has`, said)
-		_, leave, err = g.enter(t.Context(), "g", false, tell)
+		_, leave, err = g.enter(t.Context(), "g", false, errNewerJob, tell)
 		require.NoError(t, err)
 		leave()
 	})

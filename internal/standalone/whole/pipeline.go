@@ -23,6 +23,10 @@ type Pipeline struct {
 	// with CancelInProgress, the one that runs. It is empty if other runs do not matter.
 	Group            string
 	CancelInProgress bool
+	// Series names the runs on this machine of which a newer one with another Version makes an older one redundant, and
+	// Newer says what that ends. Without a Series the run neither ends others nor is ended.
+	Series, Version string
+	Newer           Newer
 
 	original string // the digest of the pipeline before a choice
 }
@@ -56,6 +60,8 @@ type Job struct {
 	// before are the jobs that it needs; cancelled says that the run was cancelled. say shows a line about the job; it may
 	// be called after Open, and by several goroutines at once.
 	Open func(before []Before, cancelled bool, say func(line string)) (*Opened, error)
+	// Interruptible says that a newer run may end the job while it runs.
+	Interruptible bool
 	// Builds are the names of the builds of a job that opens, as far as they are known before. They are for people.
 	Builds []string
 	// Group is a group of which one job on this machine runs and one waits, as that of a Pipeline. It is empty if other
@@ -89,6 +95,8 @@ type Trigger struct {
 	Other string
 	// Depend says that the job has the outcome of the pipeline. Without it, the job succeeds once that has begun.
 	Depend bool
+
+	choice *Choice // of the jobs of the pipeline that Read reads; nil for all
 }
 
 // ReadArtifact reads a file of the artifacts of a job that has ended, and that the job which reads it waits for.

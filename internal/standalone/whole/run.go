@@ -65,6 +65,8 @@ type runner struct {
 	children sync.WaitGroup // of child pipelines that no job waits for
 	group    string         // of the run
 
+	redundant redundancy
+
 	mu      sync.Mutex         // guards the following
 	systems []error            // failures of this machine
 	told    map[string]bool    // notices
@@ -106,8 +108,8 @@ func Run(ctx, abort context.Context, p *Pipeline, cfg Config) (report *Report, e
 	}
 	ctx, leave, err := r.begin(ctx, p)
 	switch {
-	case errors.Is(err, errReplaced):
-		return p.notRun(newerRun, exitReplaced), nil
+	case newerIn(err) != nil:
+		return p.notRun(err.Error(), exitReplaced), nil
 	case err != nil && ctx.Err() != nil:
 		return p.notRun("", 0), nil
 	case err != nil:
@@ -128,8 +130,8 @@ func Run(ctx, abort context.Context, p *Pipeline, cfg Config) (report *Report, e
 	r.children.Wait()
 	err = errors.Join(append(r.systems, err)...)
 	if report != nil {
-		if errors.Is(context.Cause(ctx), errReplaced) {
-			report.replace()
+		if cause := newerIn(context.Cause(ctx)); cause != nil {
+			report.replace(cause)
 		}
 		r.attach(report, "")
 		if cfg.WithTests {
@@ -165,7 +167,7 @@ func Check(p *Pipeline) error {
 		}
 		if j.Trigger.Other != "" {
 			return fmt.Errorf("the job %.64q starts another pipeline, which is not possible here: %s; leave the job out "+
-				"by --skip", j.Name, j.Trigger.Other)
+				"by --skip, or all such jobs by --skip-trigger", j.Name, j.Trigger.Other)
 		}
 		if j.Trigger.Child == nil {
 			continue
