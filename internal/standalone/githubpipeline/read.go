@@ -19,6 +19,10 @@ func Read(src standalone.Source) (p *whole.Pipeline, notices []string, err error
 		return nil, nil, err
 	}
 	p = &whole.Pipeline{Graph: standalone.GraphOf(w.Workflow)}
+	if p.Group, p.CancelInProgress, err = w.Group(w.Values(nil, false)); err != nil {
+		return nil, nil, err
+	}
+	p.Group = strings.ToLower(p.Group)
 	for _, j := range w.Jobs {
 		job := &whole.Job{Name: j.Name, Base: j.Name, When: j.If(), Notices: j.Notes()}
 		if call := j.Calls(); call != "" {
@@ -106,7 +110,7 @@ func (j opener) add(p *whole.Pipeline, v action.Values, b *action.Build, say fun
 	}
 	job := &whole.Job{
 		Name: b.Name, Base: j.job.Name, Timeout: start.Timeout, Group: strings.ToLower(start.Group),
-		CancelInProgress: start.CancelInProgress,
+		CancelInProgress: start.CancelInProgress, LateIsCancelled: true,
 	}
 	job.Prepare = func([]whole.Before) (*carry.Prepared, error) {
 		compiled, err := j.Compile(j.job, v, b)
@@ -128,8 +132,8 @@ func (j opener) add(p *whole.Pipeline, v action.Values, b *action.Build, say fun
 	return nil
 }
 
-// merge returns the result and the outputs of a job from those of its builds. As on GitHub, a build that has timed out
-// counts as cancelled, and of an output that several builds have the last one counts.
+// merge returns the result and the outputs of a job from those of its builds. As on GitHub, of an output that several
+// builds have the last one counts.
 func merge(builds []whole.Before) (result string, outputs map[string]string) {
 	result, outputs = action.Succeeded, map[string]string{}
 	for _, b := range builds {
@@ -155,7 +159,7 @@ func resultOf(b whole.Before) string {
 	switch {
 	case b.State == pipeline.Succeeded || b.State == pipeline.Warned:
 		return action.Succeeded
-	case b.State == pipeline.Cancelled || b.State == pipeline.Failed && b.Reason == whole.TimedOut:
+	case b.State == pipeline.Cancelled:
 		return action.Cancelled
 	case b.State == pipeline.Failed:
 		return action.Failed

@@ -302,6 +302,17 @@ func (e *evaluator) concurrency(t *tree) (group string, cancels bool, err error)
 	return group, cancels, err
 }
 
+// Group returns the group of the concurrency of the workflow, or an empty text. cancels says that a run stops the one
+// that runs.
+func (w *Workflow) Group(v Values) (group string, cancels bool, err error) {
+	j := w.Jobs[0] // all have it
+	if j.group == nil {
+		return "", false, nil
+	}
+	e := j.evaluator(v, nil)
+	return e.concurrency(j.group)
+}
+
 // checkStart finds mistakes in the keys of a job whose values are in the text.
 func (j *Job) checkStart(r *reader) {
 	if r.Err != nil {
@@ -334,7 +345,7 @@ func (j *Job) Notes() []string {
 // always empty.
 func (w *Workflow) Notes() []string {
 	reasons := maps.Clone(ignored)
-	reasons["concurrency"] = "this machine does not know other runs of the workflow"
+	reasons["concurrency"] = ""
 	notes := notesOf(w.file, w.ignored, reasons)
 	for _, e := range w.empty[:min(len(w.empty), maxUnknown)] {
 		notes = append(notes, e.Error())

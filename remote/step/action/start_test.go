@@ -1,6 +1,7 @@
 package action
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -102,6 +103,29 @@ jobs:
 	require.Equal(t, "w.yml:5:3", w.Jobs[1].Place())
 }
 
+func TestGroupOfAWholeWorkflow(t *testing.T) {
+	for text, want := range map[string]string{
+		"g": "g false", "{group: 'x-${{ inputs.a }}', cancel-in-progress: '${{ inputs.a == 1 }}'}": "x-1 true", "": " false",
+		"[a]":                               "w.yml:1:14: concurrency is a group or a mapping, not a list",
+		"{group: a, cancel-in-progress: x}": "w.yml:1:45: cancel-in-progress is true or false",
+		"${{ secrets.A }}":                  "w.yml:1:14: concurrency: Unrecognized named-value",
+		"'${{ fromJSON(inputs.b) }}'":       "w.yml:1:14: concurrency is a group or a mapping, not a list",
+	} {
+		w, err := ReadWorkflow("w.yml", []byte("concurrency: "+text+"\non: push\njobs: {a: {steps: [{run: x}]}}\n"))
+		got := ""
+		if err == nil {
+			var group string
+			var cancels bool
+			group, cancels, err = w.Group(Values{Inputs: map[string]any{"a": 1.0, "b": "[1]"}})
+			got = fmt.Sprint(group, " ", cancels)
+		}
+		if err != nil {
+			got = err.Error()
+		}
+		require.Contains(t, got, want, text)
+	}
+}
+
 func TestNotesOfAWholeWorkflow(t *testing.T) {
 	w, err := ReadWorkflow("w.yml", []byte(`
 on: [push, pull_request]
@@ -115,7 +139,6 @@ jobs:
 	require.NoError(t, err)
 	require.Equal(t, []string{"push", "pull_request"}, w.Events)
 	require.Equal(t, []string{
-		"w.yml:3: concurrency has no effect: this machine does not know other runs of the workflow",
 		"w.yml:4: permissions has no effect: a token has the permissions that it was made with",
 	}, w.Notes())
 	require.Equal(t, []string{

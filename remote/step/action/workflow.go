@@ -42,6 +42,7 @@ type Job struct {
 	strategyTree *tree
 	atStart      map[string]*tree // keys that are read when a build starts
 	mentions     []mention
+	group        *tree      // the concurrency of the workflow
 	call         *yaml.Node // the key uses, if it calls another workflow
 	called       string     // the reference of that
 }
@@ -96,6 +97,9 @@ func (r *reader) workflow(root *yaml.Node) (j *Job, jobs []yamltree.Entry) {
 			j.defaults(r, p.Value, false)
 		case "jobs":
 			jobs = r.Mapping(p.Value, "jobs")
+		case "concurrency":
+			j.ignore(p)
+			j.group = r.tree(p.Value, p.Key, contexts(groupContexts))
 		default:
 			j.ignore(p)
 		}
@@ -250,6 +254,10 @@ func ReadWorkflow(file string, text []byte) (*Workflow, error) {
 	}
 	if r.Err == nil && len(jobs) == 0 {
 		_, r.Err = choose(file, nil, "")
+	}
+	if r.Err == nil && shared.group != nil && shared.group.isLiteral() {
+		_, _, err := w.Group(Values{})
+		r.Fail(err)
 	}
 	w.checkNeeds(r)
 	return w, r.Err
