@@ -101,14 +101,6 @@ func (j *Job) Needs() []string {
 	return names
 }
 
-// Calls describes the workflow that the job calls, with its place. It is empty for a job with steps.
-func (j *Job) Calls() string {
-	if j.call == nil {
-		return ""
-	}
-	return fmt.Sprintf("%s:%d:%d: uses %.160s", j.file, j.call.Line, j.call.Column, j.called)
-}
-
 // If returns the if of the job. It may be empty.
 func (j *Job) If() string { return j.when.text }
 
