@@ -24,7 +24,7 @@ func Read(src standalone.Source) (p *whole.Pipeline, notices []string, err error
 	}
 	p.Group = strings.ToLower(p.Group)
 	for _, j := range w.Jobs {
-		job := &whole.Job{Name: j.Name, Base: j.Name, When: j.If(), Notices: j.Notes()}
+		job := &whole.Job{Name: j.Name, Base: j.Name, When: j.If(), Notices: j.Notes(src.InContainer)}
 		if call := j.Calls(); call != "" {
 			job.Trigger = &whole.Trigger{Other: call}
 		} else {

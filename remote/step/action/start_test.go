@@ -145,9 +145,9 @@ jobs:
 		"w.yml:6: permissions has no effect: a token has the permissions that it was made with",
 		"w.yml:6: colour has no effect: unknown key",
 		"w.yml:6: environment has no effect: there are no environments with rules",
-	}, w.Jobs[0].Notes())
+	}, w.Jobs[0].Notes(false))
 	require.Equal(t, []string{"w.yml:7: the service db is not started: stepmux local --in-image runs the job in its " +
-		"container, beside its services"}, w.Jobs[1].Notes())
+		"container, beside its services"}, w.Jobs[1].Notes(false))
 	require.Equal(t, "w.yml:8:7: uses ./.github/workflows/other.yml", w.Jobs[2].Calls())
 	require.Empty(t, w.Jobs[1].Calls())
 }
@@ -171,7 +171,7 @@ func FuzzWorkflow(f *testing.F) {
 		v := Values{Needs: map[string]Outcome{"b": {Result: Failed, Bad: true}}}
 		for _, j := range w.Jobs {
 			_, _, _ = j.Wanted(v)
-			_, _, _ = j.Place(), j.Calls(), j.Notes()
+			_, _, _ = j.Place(), j.Calls(), j.Notes(false)
 			builds, err := j.Builds(v)
 			if err != nil {
 				continue
