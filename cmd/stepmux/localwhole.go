@@ -63,7 +63,7 @@ func (f *wholeFlags) register(fl *pflag.FlagSet) {
 }
 
 // ofOneJob are flags that have no meaning for a whole pipeline: with one of them a single job runs.
-var ofOneJob = []string{"output-file", "provenance", "matrix", "image", "in-image", "container"}
+var ofOneJob = []string{"output-file", "provenance", "matrix", "container"}
 
 // isWhole reports whether the flags ask for the whole pipeline of src.
 func (f *localFlags) isWhole(cmd *cobra.Command, src standalone.Source) (bool, error) {
@@ -135,7 +135,7 @@ func (f *localFlags) runWhole(cmd *cobra.Command, src standalone.Source) (err er
 	if len(p.Jobs) == 0 {
 		return fmt.Errorf("%s: no job runs; --list says why", src.Name)
 	}
-	if err := whole.Check(p); err != nil {
+	if err := cmp.Or(whole.Check(p), f.checkImages(p)); err != nil {
 		return fmt.Errorf("%s: %w", src.Name, err)
 	}
 	warnings := warningsOf(p)
@@ -243,6 +243,9 @@ func (f *localFlags) runJobs(
 		of.CachesDir = engine.CachesOf(base, engine.LocalProject(cfg.WorkDir))
 		repository := engine.LocalProject(checkout.Repository(ctx, cfg.WorkDir))
 		of.StateDir = filepath.Join(base, "stepmux-pipelines", repository)
+	}
+	if of.Executor, err = f.executor(of); err != nil {
+		return nil, err
 	}
 	return whole.Run(ctx, abort, p, of)
 }

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/stepmux/stepmux/internal/boundedfile"
 	"github.com/stepmux/stepmux/remote/step/action"
@@ -24,21 +23,27 @@ type called struct {
 	err error
 }
 
-// CheckCalls reads the workflows that the jobs call, and those that these call. An error names the place of a call.
+// CheckCalls checks the calls of all jobs; see CheckCall.
 func (w *Workflow) CheckCalls() error {
 	for _, j := range w.Jobs {
-		if _, is := j.Uses(); !is {
-			continue
-		}
-		inner, err := w.find(j)
-		if err == nil {
-			err = (&Workflow{Workflow: inner.Workflow, src: inner.src, calls: w.calls, depth: w.depth + 1}).CheckCalls()
-		}
-		if err != nil {
+		if err := w.CheckCall(j); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// CheckCall reads the workflow that a job calls, if it does, and those that this one calls. An error names the place of a
+// call. Without Source.Fetch, only those of the project are read.
+func (w *Workflow) CheckCall(j *action.Job) error {
+	if of, is := j.Uses(); !is || of.Repository != "" && w.src.Fetch == nil {
+		return nil
+	}
+	c, err := w.find(j)
+	if err != nil {
+		return err
+	}
+	return (&Workflow{Workflow: c.Workflow, src: c.src, calls: w.calls, depth: w.depth + 1}).CheckCalls()
 }
 
 // find returns the workflow that a job calls. Each is read once.
@@ -52,8 +57,12 @@ func (w *Workflow) find(j *action.Job) (*called, error) {
 		c = w.read(of)
 		w.calls[of.Text] = c
 	}
-	if c.err != nil {
-		return nil, fmt.Errorf("%s: %w", j.UsesPlace(), c.err)
+	err := c.err
+	if err == nil {
+		err = j.CheckCall(c.Workflow)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", j.UsesPlace(), err)
 	}
 	return c, nil
 }
@@ -68,9 +77,7 @@ func (w *Workflow) read(of action.Uses) *called {
 	if of.Repository != "" {
 		c.src.Name = of.Text
 	}
-	if c.Workflow, c.err = action.ReadWorkflow(c.src.Name, c.src.Text); c.err == nil {
-		c.err = c.Workflow.Check()
-	}
+	c.Workflow, c.err = action.ReadWorkflow(c.src.Name, c.src.Text)
 	return c
 }
 
@@ -118,7 +125,7 @@ func (w *Workflow) Call(j *action.Job, v action.Values, b *action.Build) (*Workf
 		inner.src.Vars = append(inner.src.Vars, engine.Variable{Key: name, Value: text, Masked: true})
 	}
 	if inner.inputs, err = c.Given(given, inner.Values(nil, false)); err != nil {
-		return nil, fmt.Errorf("%s: %.160s: %w", j.UsesPlace(), strings.TrimSpace(c.src.Name), err)
+		return nil, fmt.Errorf("%s: %.160s: %w", j.UsesPlace(), c.src.Name, err)
 	}
 	return inner, nil
 }

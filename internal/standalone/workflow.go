@@ -105,3 +105,6 @@ func (w *Workflow) Compile(job *action.Job, v action.Values, b *action.Build) (*
 	j.complete(w.src)
 	return j, nil
 }
+
+// InContainer reports whether the jobs run in the containers that they describe.
+func (w *Workflow) InContainer() bool { return w.src.InContainer }

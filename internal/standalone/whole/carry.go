@@ -74,13 +74,15 @@ func (c *carrier) Carry(ctx context.Context, node, attempt int) pipeline.Result 
 		}
 		return pipeline.Result{}
 	}
+	run := func(ctx context.Context) pipeline.Result { return replaced(c.attempt(ctx, node, attempt)) }
+	if job.Trigger != nil {
+		run = func(ctx context.Context) pipeline.Result { return c.start(ctx, node) }
+	}
 	switch {
 	case job.Open != nil:
 		return c.open(ctx, node)
-	case job.Trigger != nil:
-		return c.start(ctx, node)
 	case job.Group == "":
-		return replaced(c.attempt(ctx, node, attempt))
+		return run(ctx)
 	}
 	if job.Group == c.group {
 		return pipeline.Result{As: pipeline.Cancelled, Why: waitsForItself, ExitCode: exitInvalid}
@@ -90,7 +92,7 @@ func (c *carrier) Carry(ctx context.Context, node, attempt int) pipeline.Result 
 		return replaced(c.ended(ctx, node, nil, err))
 	}
 	defer leave()
-	return replaced(c.attempt(own, node, attempt))
+	return run(own)
 }
 
 // waitsForItself is the reason of a job that does not run because of its group.
@@ -172,19 +174,29 @@ func (c *carrier) start(ctx context.Context, node int) pipeline.Result {
 		return pipeline.Result{Err: errJob, ExitCode: 1}
 	}
 	run := func(ctx context.Context) pipeline.Result {
-		report, err := c.run(ctx, child, c.name(node)+separator)
+		jobs, ended, err := c.carryOut(ctx, child, c.name(node)+separator, c.anew)
 		if err != nil {
 			c.system(err)
 			return pipeline.Result{Err: err, ExitCode: exitSystem, Reason: reasons[standalone.System]}
 		}
+		report := jobs.report(ended)
 		c.mu.Lock()
 		c.reports[c.name(node)] = report
 		c.mu.Unlock()
+		if trigger.Values != nil {
+			if c.done[node].values, err = trigger.Values(jobs.byEnd(ended)); err != nil {
+				c.teller(node)(err.Error())
+				return pipeline.Result{Err: err, ExitCode: exitInvalid}
+			}
+			if report.Status == Cancelled {
+				return pipeline.Result{Err: errJob, As: pipeline.Cancelled, ExitCode: report.ExitCode}
+			}
+		}
 		if report.Status != Success {
 			return pipeline.Result{Err: errJob, ExitCode: report.ExitCode}
 		}
 		if report.isComplete() {
-			c.store.keep(kept{Name: c.name(node)})
+			c.store.keep(kept{Name: c.name(node), Values: c.done[node].values})
 		}
 		return pipeline.Result{}
 	}

@@ -95,6 +95,9 @@ type Trigger struct {
 	Other string
 	// Depend says that the job has the outcome of the pipeline. Without it, the job succeeds once that has begun.
 	Depend bool
+	// Values returns the values that the job gives to others, from those of the pipeline's jobs. The job then is cancelled
+	// if the pipeline was. May be nil.
+	Values func(jobs []Before) (map[string]string, error)
 
 	choice *Choice // of the jobs of the pipeline that Read reads; nil for all
 }

@@ -150,21 +150,21 @@ func (e *evaluator) mapping(t *tree, label string) (map[string]any, error) {
 
 // callable is the part of on.workflow_call that is no input.
 type callable struct {
-	is       bool
-	required map[string]bool // its secrets, and whether they are required
-	outputs  []setting
+	is      bool
+	secrets map[string]bool // whether they are required
+	outputs []setting
 }
 
 // callable reads a part of on.workflow_call.
 func (r *reader) callable(c *callable, part yamltree.Entry) {
 	switch part.Key {
 	case "secrets":
-		c.required = map[string]bool{}
+		c.secrets = map[string]bool{}
 		for _, secret := range r.Mapping(part.Value, part.Key) {
-			c.required[secret.Key] = false
+			c.secrets[secret.Key] = false
 			for _, p := range r.Mapping(secret.Value, "the secret "+secret.Key) {
 				if p.Key == "required" {
-					c.required[secret.Key] = r.text(p.Value, p.Key) == "true"
+					c.secrets[secret.Key] = r.text(p.Value, p.Key) == "true"
 				}
 			}
 		}
@@ -180,15 +180,50 @@ func (r *reader) callable(c *callable, part yamltree.Entry) {
 	}
 }
 
-// Check returns an error unless other workflows may call the workflow.
-func (w *Workflow) Check() error {
-	if !w.call.is {
-		return fmt.Errorf("%s: it has no on.workflow_call, so no workflow can call it", w.file)
+// CheckCall returns an error if the workflow called cannot be called by the job: it is no such workflow, or the job gives
+// other names than it has.
+func (j *Job) CheckCall(called *Workflow) error {
+	if !called.call.is {
+		return fmt.Errorf("%s has no on.workflow_call, so no workflow can call it", called.file)
+	}
+	inputs, required := map[string]bool{}, called.call.secrets
+	for _, in := range called.Jobs[0].inputs {
+		if in.called {
+			inputs[in.name] = in.required
+		}
+	}
+	if err := j.call.with.checkNames("input", "with", inputs); err != nil {
+		return fmt.Errorf("%s: %w", called.file, err)
+	}
+	if j.call.inherit {
+		return nil
+	}
+	if err := j.call.secrets.checkNames("secret", "secrets", required); err != nil {
+		return fmt.Errorf("%s: %w", called.file, err)
 	}
 	return nil
 }
 
-// Given returns the values of the workflow's inputs for a call.
+// checkNames returns an error if a mapping has other keys than known, or lacks one that is required there.
+func (t *tree) checkNames(label, by string, known map[string]bool) error {
+	var given []string
+	if t != nil {
+		given = t.keys
+	}
+	for _, name := range given {
+		if _, there := known[name]; !there {
+			return fmt.Errorf("it has no %s %.64q%s", label, name, lang.Suggest(name, sortedkeys.Of(known), ""))
+		}
+	}
+	for _, name := range sortedkeys.Of(known) {
+		if known[name] && !slices.Contains(given, name) {
+			return fmt.Errorf("the %s %.64q is required: give it by %s", label, name, by)
+		}
+	}
+	return nil
+}
+
+// Given returns the values of the workflow's inputs for a call that was checked.
 func (w *Workflow) Given(c Call, vars Values) (inputs map[string]any, err error) {
 	inputs = map[string]any{}
 	scope := w.Jobs[0].evaluator(vars, nil).scope
@@ -197,9 +232,6 @@ func (w *Workflow) Given(c Call, vars Values) (inputs map[string]any, err error)
 			continue
 		}
 		given, there := c.With[in.name]
-		if !there && in.required {
-			return nil, fmt.Errorf("the input %.64q is required: give it by with", in.name)
-		}
 		value := expression.New(given)
 		if !there {
 			if value, err = expression.Template(in.value, scope); err != nil {
@@ -213,31 +245,7 @@ func (w *Workflow) Given(c Call, vars Values) (inputs map[string]any, err error)
 			return nil, fmt.Errorf("the input %.64q: %w", in.name, err)
 		}
 	}
-	for _, name := range sortedkeys.Of(c.With) {
-		if _, there := inputs[name]; !there {
-			return nil, fmt.Errorf("%s has no input %.64q%s", w.file, name,
-				lang.Suggest(name, sortedkeys.Of(inputs), ""))
-		}
-	}
-	return inputs, w.checkSecrets(c)
-}
-
-// checkSecrets returns an error if a call lacks secrets, or has others than the workflow.
-func (w *Workflow) checkSecrets(c Call) error {
-	if c.Inherit {
-		return nil
-	}
-	for _, name := range sortedkeys.Of(c.Secrets) {
-		if _, there := w.call.required[name]; !there {
-			return fmt.Errorf("%s has no secret %.64q%s", w.file, name, lang.Suggest(name, sortedkeys.Of(w.call.required), ""))
-		}
-	}
-	for _, name := range sortedkeys.Of(w.call.required) {
-		if w.call.required[name] && c.Secrets[name] == "" {
-			return fmt.Errorf("the secret %.64q is required: give it by secrets", name)
-		}
-	}
-	return nil
+	return inputs, nil
 }
 
 // Outputs returns the outputs of a called workflow whose jobs have ended so. v has its inputs and variables.

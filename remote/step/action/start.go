@@ -325,12 +325,13 @@ func (j *Job) checkStart(r *reader) {
 // IsKnown reports whether the builds of the job do not depend on other jobs.
 func (j *Job) IsKnown() bool { return !j.strategyTree.uses("needs", contexts(ifContexts)) }
 
-// Notes returns notes about the parts of a job that have no effect when the whole workflow runs.
-func (j *Job) Notes() []string {
+// Notes returns notes about the parts of a job that have no effect when the whole workflow runs. inContainer says that
+// jobs run in their containers.
+func (j *Job) Notes(inContainer bool) []string {
 	keys := slices.DeleteFunc(slices.Clone(j.ignored), func(key *yaml.Node) bool {
 		return j.atStart[key.Value] != nil || key.Value == "needs" || key.Value == "if"
 	})
-	return append(notesOf(j.file, keys, ignored), j.boxNotes(false)...)
+	return append(notesOf(j.file, keys, ignored), j.boxNotes(inContainer)...)
 }
 
 // Notes returns notes about the keys of the workflow itself that have no effect, and about parts of needs that are

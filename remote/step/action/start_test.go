@@ -42,7 +42,7 @@ func TestMistakesBetweenTheJobsOfAWorkflowAreToldWithTheirPlace(t *testing.T) {
 		"{needs: a, if: 'contains(needs.*.result, toJSON(needs))', " + steps + "}",
 		"{needs: c, if: needs.c.outputs.any, " + steps + "}",
 	} {
-		others := "jobs:\n  a: {outputs: {out: x}, " + steps + "}\n  c: {uses: ./w.yml}\n"
+		others := "jobs:\n  a: {outputs: {out: x}, " + steps + "}\n  c: {uses: ./.github/workflows/w.yml}\n"
 		_, err := ReadWorkflow("w.yml", []byte(others+"  b: "+job+"\n"))
 		require.NoError(t, err, job)
 	}
@@ -145,11 +145,15 @@ jobs:
 		"w.yml:6: permissions has no effect: a token has the permissions that it was made with",
 		"w.yml:6: colour has no effect: unknown key",
 		"w.yml:6: environment has no effect: there are no environments with rules",
-	}, w.Jobs[0].Notes())
+	}, w.Jobs[0].Notes(false))
 	require.Equal(t, []string{"w.yml:7: the service db is not started: stepmux local --in-image runs the job in its " +
-		"container, beside its services"}, w.Jobs[1].Notes())
-	require.Equal(t, "w.yml:8:7: uses ./.github/workflows/other.yml", w.Jobs[2].Calls())
-	require.Empty(t, w.Jobs[1].Calls())
+		"container, beside its services"}, w.Jobs[1].Notes(false))
+	uses, is := w.Jobs[2].Uses()
+	require.True(t, is)
+	require.Equal(t, Uses{Text: "./.github/workflows/other.yml", Path: ".github/workflows/other.yml"}, uses)
+	require.Equal(t, "w.yml:8:7", w.Jobs[2].UsesPlace())
+	_, is = w.Jobs[1].Uses()
+	require.False(t, is)
 }
 
 // Whatever the text, reading it and evaluating its jobs ends without a panic, and within the bounds.
@@ -171,7 +175,7 @@ func FuzzWorkflow(f *testing.F) {
 		v := Values{Needs: map[string]Outcome{"b": {Result: Failed, Bad: true}}}
 		for _, j := range w.Jobs {
 			_, _, _ = j.Wanted(v)
-			_, _, _ = j.Place(), j.Calls(), j.Notes()
+			_, _ = j.Place(), j.Notes(false)
 			builds, err := j.Builds(v)
 			if err != nil {
 				continue

@@ -74,7 +74,7 @@ func ReadJob(file string, text []byte, name string) (*Job, error) {
 		return nil, err
 	}
 	if call := r.job(j, found); call != nil {
-		r.Failf(call, "the job calls another workflow, which is not supported; run a job of that workflow")
+		r.Failf(call, "the job calls another workflow, so it runs as a part of its own: --job-name %.64s --needs", j.Name)
 	}
 	if r.Err != nil {
 		return nil, r.Err
