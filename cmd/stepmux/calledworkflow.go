@@ -10,8 +10,8 @@ import (
 	"github.com/stepmux/stepmux/remote/step/fetch"
 )
 
-// fetchWorkflow returns a function that fetches the repository of a called workflow, as the actions of a job are fetched:
-// into the same cache, from the same mirror.
+// fetchWorkflow returns a function that fetches the repository of a called workflow, as the actions of a job are
+// fetched: into the same cache, from the same mirror.
 func (f *jobFlags) fetchWorkflow(ctx context.Context) func(of action.Uses) (string, func(), error) {
 	return func(of action.Uses) (dir string, release func(), err error) {
 		if f.actions.RequirePinned && !of.IsPinned() {

@@ -33,8 +33,8 @@ func (w *Workflow) CheckCalls() error {
 	return nil
 }
 
-// CheckCall reads the workflow that a job calls, if it does, and those that this one calls. An error names the place of a
-// call. Without Source.Fetch, only those of the project are read.
+// CheckCall reads the workflow that a job calls, if it does, and those that this one calls. An error names the place
+// of a call. Without Source.Fetch, only those of the project are read.
 func (w *Workflow) CheckCall(j *action.Job) error {
 	if of, is := j.Uses(); !is || of.Repository != "" && w.src.Fetch == nil {
 		return nil

@@ -49,7 +49,9 @@ func TestValidateReportsMistakesWithTheirPlace(t *testing.T) {
 			"ci.yml", "", GitLabCI, "gitlab-ci",
 			[]string{"ci.yml: the file is empty; write a job: a name, and below it script: or run:"},
 		},
-		"github": {"w.yml", "jobs: {a: {steps: [{run: x}]}, b: {uses: o/r/.github/workflows/x.yml@v1}}\n", GitHub, "github", nil},
+		"github": {
+			"w.yml", "jobs: {a: {steps: [{run: x}]}, b: {uses: o/r/.github/workflows/x.yml@1}}\n", GitHub, "github", nil,
+		},
 		"github, a job that cannot run": {
 			"w.yml", "jobs:\n  a: {steps: [{run: x}]}\n  b: {runs-on: x}\n", GitHub, "github",
 			[]string{`w.yml:3:3: the job "b" has no steps`},

@@ -180,8 +180,8 @@ func (r *reader) callable(c *callable, part yamltree.Entry) {
 	}
 }
 
-// CheckCall returns an error if the workflow called cannot be called by the job: it is no such workflow, or the job gives
-// other names than it has.
+// CheckCall returns an error if the workflow called cannot be called by the job: it is no such workflow, or the job
+// gives other names than it has.
 func (j *Job) CheckCall(called *Workflow) error {
 	if !called.call.is {
 		return fmt.Errorf("%s has no on.workflow_call, so no workflow can call it", called.file)
