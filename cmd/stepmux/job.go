@@ -27,6 +27,7 @@ const jobExitHelp = `Exit codes:
   2        wrong usage, or steps that are not valid
   3        the system failed; the steps may be right
   124      the job took longer than --timeout
+  125      of a whole file, a newer job or run took the place of one, and nothing failed
   129 130 143  ended by a signal: hang-up, Ctrl-C (SIGINT), SIGTERM. The job's processes got SIGTERM and, after --grace
            or a second signal, SIGKILL; steps with when: always still ran
   other    the exit code of the step that failed; 1 if it has none

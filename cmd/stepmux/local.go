@@ -49,12 +49,12 @@ are includes from elsewhere, unless --includes names a directory with their file
 CI_COMMIT_* describe its commit.
 
 The steps of a workflow may be composite, node and docker actions. Node actions find services for artifacts, which end
-with the run, and for caches, which later runs find. Variables that are masked (--mask) are its secrets,
-the others its vars; GITHUB_TOKEN is its token. Services, containers and permissions are ignored, and a note names them;
-with --job-name and --in-image a job runs in its container, with its services.
+with the run, and for caches, which later runs find. Variables that are masked (--mask) are its secrets, the others its
+vars; GITHUB_TOKEN is its token. Permissions are ignored, and a note names them; so are services and containers without
+--in-image.
 
-With --image or --in-image a job runs in a container of this machine's Docker daemon. The work directory has the same
-path in the container, and the job can change it.
+With --image or --in-image jobs run in containers of this machine's Docker daemon, beside their services. The work
+directory has the same path in the container, and the job can change it.
 
 Standard output has only the output of the steps; all messages of stepmux are on standard error. With --output json
 standard output has the results as one object, and the steps' output goes to standard error.
@@ -187,6 +187,7 @@ func (f *localFlags) source(cmd *cobra.Command, files []string) (src standalone.
 		}
 		src.WorkDir = dir
 		if src.Format == standalone.GitHub {
+			src.Fetch = f.fetchWorkflow(cmd.Context())
 			if err := workflowEvent(&src, f.whole.event.event, cmd.InOrStdin()); err != nil {
 				return src, err
 			}

@@ -19,9 +19,9 @@ import (
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
-// localServices are the services for the actions in the jobs of a workflow on this machine: artifacts, which end with the
-// command, and the caches of the project. They listen on the loopback interface once the first job begins. The owner
-// calls close. It is safe for concurrent use.
+// localServices are the services for the actions in the jobs of a workflow on this machine: artifacts, which end with
+// the command, and the caches of the project. They listen on the loopback interface once the first job begins. The
+// owner calls close. It is safe for concurrent use.
 type localServices struct {
 	ctx    context.Context // of the command
 	scopes []string

@@ -38,7 +38,9 @@ type wholeFlags struct {
 }
 
 // wholeNames are the names of wholeFlags.
-var wholeNames = []string{"jobs", "list", "needs", "manual", "resume", "report-junit", "stage", "skip", "wait-delayed"}
+var wholeNames = []string{"jobs", "list", "needs", "manual", "resume", "report-junit", "stage", "skip", "skip-trigger",
+	"wait-delayed",
+}
 
 func (f *wholeFlags) register(fl *pflag.FlagSet) {
 	fl.IntVar(&f.jobs, "jobs", runtime.GOMAXPROCS(0), "run so many jobs of a pipeline at once (default: processors)")
@@ -51,6 +53,8 @@ func (f *wholeFlags) register(fl *pflag.FlagSet) {
 	fl.StringArrayVar(&f.choice.Manual, "manual", nil, "also run this manual `JOB`; repeatable")
 	fl.StringArrayVar(&f.choice.Stages, "stage", nil, "run only the jobs of this `STAGE`; repeatable")
 	fl.StringArrayVar(&f.choice.Skip, "skip", nil, "leave out this `JOB`; repeatable")
+	fl.BoolVar(&f.choice.SkipTriggers, "skip-trigger", false, "leave out jobs that start pipelines which cannot run here, "+
+		"such as those of other projects")
 	fl.BoolVar(&f.choice.WaitDelayed, "wait-delayed", false, "let delayed jobs wait for their time (start_in)")
 	grouped(fl, pipelineGroup)
 	f.event.register(fl)
@@ -59,7 +63,7 @@ func (f *wholeFlags) register(fl *pflag.FlagSet) {
 }
 
 // ofOneJob are flags that have no meaning for a whole pipeline: with one of them a single job runs.
-var ofOneJob = []string{"output-file", "provenance", "matrix", "image", "in-image", "container"}
+var ofOneJob = []string{"output-file", "provenance", "matrix", "container"}
 
 // isWhole reports whether the flags ask for the whole pipeline of src.
 func (f *localFlags) isWhole(cmd *cobra.Command, src standalone.Source) (bool, error) {
@@ -131,7 +135,7 @@ func (f *localFlags) runWhole(cmd *cobra.Command, src standalone.Source) (err er
 	if len(p.Jobs) == 0 {
 		return fmt.Errorf("%s: no job runs; --list says why", src.Name)
 	}
-	if err := whole.Check(p); err != nil {
+	if err := cmp.Or(whole.Check(p), f.checkImages(p)); err != nil {
 		return fmt.Errorf("%s: %w", src.Name, err)
 	}
 	warnings := warningsOf(p)
@@ -161,7 +165,8 @@ func (f *localFlags) runWhole(cmd *cobra.Command, src standalone.Source) (err er
 		}
 		return systemError(err)
 	}
-	return withCode(wholeCode(ctx, report, err), errors.Join(err, f.writeReports(report, show)))
+	report.ExitCode = wholeCode(ctx, report, err)
+	return withCode(report.ExitCode, errors.Join(err, f.writeReports(report, show)))
 }
 
 // readerPatience is how long the end of a pipeline waits for a reader of its output that takes nothing.
@@ -234,10 +239,13 @@ func (f *localFlags) runJobs(
 			show.draw()
 		},
 	}
-	if base, err := os.UserCacheDir(); err == nil && src.Format == standalone.GitLabCI {
+	if base, err := os.UserCacheDir(); err == nil {
 		of.CachesDir = engine.CachesOf(base, engine.LocalProject(cfg.WorkDir))
 		repository := engine.LocalProject(checkout.Repository(ctx, cfg.WorkDir))
 		of.StateDir = filepath.Join(base, "stepmux-pipelines", repository)
+	}
+	if of.Executor, err = f.executor(of); err != nil {
+		return nil, err
 	}
 	return whole.Run(ctx, abort, p, of)
 }
@@ -260,15 +268,14 @@ func (f *localFlags) writeReports(report *whole.Report, show *reporter) (err err
 
 // wholeCode returns the exit code of a pipeline.
 func wholeCode(ctx context.Context, report *whole.Report, err error) int {
-	code := endsignal.Code(ctx)
 	switch {
 	case report.Status == whole.Success && err == nil:
 		return 0
 	case report.Status == whole.Failure:
 		return scriptCode(report.ExitCode)
-	case code == 0 && err == nil: // a job took the place of another one
-		return 1
+	case err != nil:
+		return cmp.Or(endsignal.Code(ctx), exitSystem)
 	default:
-		return cmp.Or(code, exitSystem)
+		return cmp.Or(endsignal.Code(ctx), report.ExitCode, exitSystem)
 	}
 }

@@ -339,9 +339,9 @@ func (e *examination) facts(ctx context.Context) {
 	}
 }
 
-// judgeKeys warns if the login's user may have too few keys for so many builds at once: each isolated build of a login
-// with a session keyring, as PAM makes it, has a session keyring of its own. keys is USED/LIMIT as /proc/key-users has it
-// (keyrings(7)), and empty for other logins.
+// judgeKeys warns if the login's user may have too few keys for so many builds at once: each isolated build of a
+// login with a session keyring, as PAM makes it, has a session keyring of its own. keys is USED/LIMIT as
+// /proc/key-users has it (keyrings(7)), and empty for other logins.
 func judgeKeys(keys string, builds int) (f Finding, is bool) {
 	used, limit, _ := strings.Cut(keys, "/")
 	has, err := strconv.Atoi(used)
@@ -349,8 +349,8 @@ func judgeKeys(keys string, builds int) (f Finding, is bool) {
 	if err != nil || limitErr != nil || most-has >= builds {
 		return f, false
 	}
-	return warning(checkKeys, fmt.Sprintf("the user has %d of at most %d keys of the kernel, and each isolated build takes "+
-		"one", has, most), fmt.Sprintf("sysctl kernel.keys.maxkeys=%d", 2*(has+builds)), "all builds can start at once"), true
+	return warning(checkKeys, fmt.Sprintf("the user has %d of at most %d keys of the kernel, and each isolated build "+
+		"takes one", has, most), fmt.Sprintf("sysctl kernel.keys.maxkeys=%d", 2*(has+builds)), "all builds can start at once"), true
 }
 
 // judgeTools judges the programs that builds may need beside the step runner.

@@ -68,7 +68,8 @@ func (c caller) upload(name string) string {
 func TestBlocksAreOneFileInTheOrderOfTheirList(t *testing.T) {
 	c := begin(t, actionservices.Config{})
 	to := c.upload("a")
-	for block, text := range map[string]string{"YQ==": "one ", "Yg==": "two ", "Yw==": "three", "ZA==": "not in the list"} {
+	blocks := map[string]string{"YQ==": "one ", "Yg==": "two ", "Yw==": "three", "ZA==": "not in the list"}
+	for block, text := range blocks {
 		status, _ := c.do("PUT", to+"&comp=block&blockid="+block, []byte(text))
 		require.Equal(t, http.StatusCreated, status)
 	}
@@ -132,7 +133,8 @@ func TestANeighbourWithoutTheTokenIsRefused(t *testing.T) {
 		"POST " + artifactService + "ListArtifacts", "POST " + artifactService + "GetSignedArtifactURL",
 		"POST " + artifactService + "DeleteArtifact", "POST " + cacheService + "CreateCacheEntry",
 		"POST " + cacheService + "FinalizeCacheEntryUpload", "POST " + cacheService + "GetCacheEntryDownloadURL",
-		"GET " + v1 + "cache?keys=k&version=v", "POST " + v1 + "caches", "PATCH " + v1 + "caches/1", "POST " + v1 + "caches/1",
+		"GET " + v1 + "cache?keys=k&version=v", "POST " + v1 + "caches", "PATCH " + v1 + "caches/1",
+		"POST " + v1 + "caches/1",
 		"GET /_apis/pipelines/workflows/1/artifacts", "POST /_apis/pipelines/workflows/1/artifacts",
 		"PATCH /_apis/pipelines/workflows/1/artifacts", "PUT /containers/1?itemPath=a", "GET /containers/1",
 		"GET /containers/1/1", "GET /artifacts/1", "PUT /uploads/1", "GET /caches/x",
@@ -182,7 +184,8 @@ func TestRangesThatOverlapOrLieStoreNothing(t *testing.T) {
 	status, _ := c.do("POST", v1+"caches", []byte(`{"key":"k","version":"v","cacheSize":10}`))
 	require.Equal(t, http.StatusCreated, status)
 	for _, of := range []string{
-		"bytes 0-3/*", "bytes 1-2/*", "bytes 3-2/*", "bytes -1-1/*", "bytes a-b/*", "0-2", "bytes 9223372036854775806-9223372036854775807/*",
+		"bytes 0-3/*", "bytes 1-2/*", "bytes 3-2/*", "bytes -1-1/*", "bytes a-b/*", "0-2",
+		"bytes 9223372036854775806-9223372036854775807/*",
 		"bytes 0-2/2",
 	} {
 		status, said := c.do("PATCH", v1+"caches/1", []byte("abc"), "Content-Range", of)
@@ -215,7 +218,9 @@ func TestKeysAndNamesAreChecked(t *testing.T) {
 	for _, key := range []string{"", "a,b", strings.Repeat("k", 513)} {
 		text, err := json.Marshal(map[string]string{"key": key, "version": "v"})
 		require.NoError(t, err)
-		for _, at := range []string{v1 + "caches", cacheService + "CreateCacheEntry", cacheService + "GetCacheEntryDownloadURL"} {
+		for _, at := range []string{
+			v1 + "caches", cacheService + "CreateCacheEntry", cacheService + "GetCacheEntryDownloadURL",
+		} {
 			status, said := c.do("POST", at, text)
 			require.Equal(t, http.StatusBadRequest, status, said)
 		}
@@ -261,7 +266,9 @@ func TestCachesAreFoundByScopeThenKeyThenAge(t *testing.T) {
 	save("other", "go-9")
 	token, end := s.Begin(actionservices.Job{Run: "2", Scopes: []string{"topic", "main"}})
 	defer end()
-	for keys, want := range map[string]string{"go-1": "go-1", "go-": "go-3", "rust-,go-2": "go-2", "go-9": "", "g": "go-3"} {
+	for keys, want := range map[string]string{
+		"go-1": "go-1", "go-": "go-3", "rust-,go-2": "go-2", "go-9": "", "g": "go-3",
+	} {
 		_, said := caller{t, url, token}.do("GET", v1+"cache?keys="+keys+"&version=v", nil)
 		got, _ := said["cacheKey"].(string)
 		require.Equal(t, want, got, keys)

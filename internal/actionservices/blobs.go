@@ -7,8 +7,8 @@ import (
 	"strconv"
 )
 
-// handleBlobs handles the calls of Azure's storage that its client makes to upload a file (Put Block, Put Block List, Put
-// Blob, Append Block; learn.microsoft.com, "Blob service REST API").
+// handleBlobs handles the calls of Azure's storage that its client makes to upload a file (Put Block, Put Block List,
+// Put Blob, Append Block; learn.microsoft.com, "Blob service REST API").
 func (s *Server) handleBlobs() {
 	s.mux.HandleFunc("PUT /uploads/{id}", s.bySignature(s.putBlob))
 }

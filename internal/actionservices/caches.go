@@ -297,8 +297,8 @@ func (s *Server) makeRoom(size int64) {
 	}
 }
 
-// lookUp returns the cache that GitHub would take, or nil: of the first scope that has one, the first key that matches it,
-// else is its beginning, and then the latest.
+// lookUp returns the cache that GitHub would take, or nil: of the first scope that has one, the first key that
+// matches it, else is its beginning, and then the latest.
 func (s *Server) lookUp(b *session, keys []string, version string) (*entry, error) {
 	if len(keys) > maxKeys {
 		return nil, refuse(http.StatusBadRequest, "there are more than %d keys", maxKeys)
@@ -312,7 +312,9 @@ func (s *Server) lookUp(b *session, keys []string, version string) (*entry, erro
 		return nil, nil
 	}
 	all := s.list()
-	slices.SortFunc(all, func(a, b stored) int { return cmp.Or(b.Created.Compare(a.Created), cmp.Compare(a.name, b.name)) })
+	slices.SortFunc(all, func(a, b stored) int {
+		return cmp.Or(b.Created.Compare(a.Created), cmp.Compare(a.name, b.name))
+	})
 	for _, scope := range b.Scopes {
 		for _, key := range keys {
 			for _, is := range []func(string) bool{

@@ -231,8 +231,8 @@ var codes = map[int]string{
 	http.StatusRequestEntityTooLarge: "resource_exhausted", http.StatusInsufficientStorage: "resource_exhausted",
 }
 
-// answer answers a request that has failed, as Twirp does; the older clients show the text of any answer. The reasons of
-// this machine are not for the client, except that there is no room.
+// answer answers a request that has failed, as Twirp does; the older clients show the text of any answer. The reasons
+// of this machine are not for the client, except that there is no room.
 func answer(w http.ResponseWriter, err error) {
 	if err == nil {
 		return

@@ -35,8 +35,8 @@ func Serve(listener net.Listener, handler http.Handler, logger *slog.Logger) *Se
 	return ServeFiles(listener, http.MaxBytesHandler(handler, maxBody), logger)
 }
 
-// ServeFiles is Serve for a handler that takes files. It bounds the bodies itself, and gives requests that transfer files
-// more time by an [http.ResponseController].
+// ServeFiles is Serve for a handler that takes files. It bounds the bodies itself, and gives requests that transfer
+// files more time by an [http.ResponseController].
 func ServeFiles(listener net.Listener, handler http.Handler, logger *slog.Logger) *Server {
 	s := &Server{}
 	s.http = http.Server{

@@ -64,8 +64,8 @@ func OfGit(stderr string, err error) (is, server bool) {
 	return false, false
 }
 
-// ofDirectory reports whether a line is git's about a directory of a repository that it could not make: the path and what
-// the system says, without the "fatal: " of its other messages.
+// ofDirectory reports whether a line is git's about a directory of a repository that it could not make: the path and
+// what the system says, without the "fatal: " of its other messages.
 func ofDirectory(line string) bool {
 	path, text, ok := strings.Cut(line, ": ")
 	return ok && strings.HasPrefix(path, "/") && slices.Contains(strings.Split(path, "/"), ".git") &&

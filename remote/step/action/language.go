@@ -34,8 +34,8 @@ type Config struct {
 	Services Services
 }
 
-// Services says where actions find the services for artifacts and caches. Only actions that run on the machine itself get
-// them: no script, as on GitHub, and no container, which has a loopback of its own.
+// Services says where actions find the services for artifacts and caches. Only actions that run on the machine itself
+// get them: no script, as on GitHub, and no container, which has a loopback of its own.
 type Services struct {
 	// URL is the address of the services, without a slash at its end.
 	URL string
