@@ -39,7 +39,7 @@ var packages = map[string]string{
 	"artifact-1": "@actions/artifact@1.1.3", "artifact-2": "@actions/artifact@2.3.2",
 	"artifact-4": "@actions/artifact@4.0.0", "artifact-5": "@actions/artifact@5.0.3",
 	"artifact-6": "@actions/artifact@6.2.1",
-	"cache-3": "@actions/cache@3.3.0", "cache-4": "@actions/cache@4.1.0", "cache-5": "@actions/cache@5.3.0",
+	"cache-3":    "@actions/cache@3.3.0", "cache-4": "@actions/cache@4.1.0", "cache-5": "@actions/cache@5.3.0",
 	"cache-6": "@actions/cache@6.3.0",
 }
 
