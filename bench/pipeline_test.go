@@ -37,7 +37,7 @@ func peer(b *testing.B, name, path string) (string, bool) {
 }
 
 // peerTime bounds the time that a peer takes. One that has not ended by then counts as if it had.
-const peerTime = time.Minute
+const peerTime = 3 * time.Minute
 
 // project is the directory of a project with one file, a pipeline or a workflow.
 type project struct {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -96,6 +97,9 @@ func (in *includer) elsewhere(at *yaml.Node, kind string, entry *yaml.Node) *yam
 	if entry.Kind == yaml.MappingNode {
 		value = find(entry, kind)
 	}
+	if own := ownComponent.FindStringSubmatch(value.Value); kind == "component" && own != nil && in.place == "" {
+		return in.component(at, entry, own[1])
+	}
 	expand := func(n *yaml.Node) string { return in.known().expand(variable{at: n, value: n.Value}) }
 	top, files := "", []string{expand(value)}
 	switch kind {
@@ -138,6 +142,22 @@ func (in *includer) elsewhere(at *yaml.Node, kind string, entry *yaml.Node) *yam
 		all = in.file.tree.merge(all, in.readAs(entry, at, file, "other: "+top))
 	}
 	return all
+}
+
+// ownComponent matches a component of the project itself, as of its commit: so projects test their components.
+var ownComponent = regexp.MustCompile(
+	`^\$\{?CI_SERVER_(?:FQDN|HOST)\}?/\$\{?CI_PROJECT_PATH\}?/([\w-]+)@\$\{?CI_COMMIT_\w+\}?$`,
+)
+
+// component reads a component of the project: templates/NAME.yml or templates/NAME/template.yml.
+func (in *includer) component(at, entry *yaml.Node, name string) *yaml.Node {
+	file := "templates/" + name + ".yml"
+	if in.open != nil {
+		if _, err := in.open(file); err != nil {
+			file = "templates/" + name + "/template.yml"
+		}
+	}
+	return in.readAs(entry, at, file, "")
 }
 
 // made reads a file of an entry that a job has made.
