@@ -103,6 +103,7 @@ func (f *localFlags) plan(src standalone.Source) (p *whole.Pipeline, notices []s
 			push := gitlabci.Variable{Name: "CI_PIPELINE_SOURCE", Value: "push"}
 			src.Predefined = append(slices.Clip(src.Predefined), push)
 		}
+		src.Skip = f.whole.choice.Skip
 		p, err = gitlabpipeline.Read(src)
 	}
 	if err != nil {

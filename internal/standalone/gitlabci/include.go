@@ -139,7 +139,7 @@ func (in *includer) elsewhere(at *yaml.Node, kind string, entry *yaml.Node) *yam
 	in.open = func(name string) ([]byte, error) { return in.file.cfg.Other(path.Join(top, name)) }
 	var all *yaml.Node
 	for _, file := range files {
-		all = in.file.tree.merge(all, in.readAs(entry, at, file, "other: "+top))
+		all = in.file.tree.merge(all, in.readAs(entry, at, file, otherPlace+top))
 	}
 	return all
 }
@@ -159,6 +159,9 @@ func (in *includer) component(at, entry *yaml.Node, name string) *yaml.Node {
 	}
 	return in.readAs(entry, at, file, "")
 }
+
+// otherPlace is the beginning of the place of a file in the directory for files from elsewhere.
+const otherPlace = "other: "
 
 // made reads a file of an entry that a job has made.
 func (in *includer) made(at, entry *yaml.Node, file string) *yaml.Node {
@@ -216,6 +219,9 @@ func (in *includer) readAs(entry, at *yaml.Node, name, place string) *yaml.Node 
 		return &yaml.Node{}
 	}
 	shown := fmt.Sprintf(" %.160q", name)
+	if top, isOther := strings.CutPrefix(place, otherPlace); isOther {
+		shown = fmt.Sprintf(" %.160q", path.Join(top, name)) // its path in the directory for such files
+	}
 	if strings.Contains(at.Value, "$") && lang.Quote(strings.ReplaceAll(name, "/", " ")) == "" {
 		shown = "" // it has the value of a variable
 	}

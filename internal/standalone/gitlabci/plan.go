@@ -81,18 +81,15 @@ func (f *File) Pipeline() (*Pipeline, error) {
 	}
 	stages, jobs := f.stages(), f.Jobs()
 	for _, name := range jobs {
-		d := f.find(name)
-		d.check()
-		d.checkPlace(stages, jobs)
-		for _, s := range d.shares() {
-			if f.tree.Err != nil {
-				return nil, f.tree.Err
-			}
-			one := *d
-			one.planned = true
-			if err := p.add(&one, s, stages); err != nil {
-				return nil, err
-			}
+		added, left := len(p.Jobs), len(p.Left)
+		err := p.addAll(name, stages, jobs)
+		if err != nil && !slices.Contains(f.cfg.Skip, name) {
+			return nil, err
+		}
+		if err != nil {
+			f.tree.Err = nil
+			p.Jobs, p.Graph.Nodes = p.Jobs[:added], p.Graph.Nodes[:added]
+			p.Left = append(p.Left[:left], Left{name, name, "", NotChosen})
 		}
 	}
 	ends := []string{stages[0], stages[len(stages)-1]} // .pre and .post
@@ -103,6 +100,28 @@ func (f *File) Pipeline() (*Pipeline, error) {
 		p.Jobs = nil
 	}
 	return p, p.link(stages)
+}
+
+// NotChosen is why a job is left out that the caller skips.
+const NotChosen = "not chosen"
+
+// addAll adds all builds of a job.
+func (p *Pipeline) addAll(name string, stages, jobs []string) error {
+	f := p.file
+	d := f.find(name)
+	d.check()
+	d.checkPlace(stages, jobs)
+	for _, s := range d.shares() {
+		if f.tree.Err != nil {
+			return f.tree.Err
+		}
+		one := *d
+		one.planned = true
+		if err := p.add(&one, s, stages); err != nil {
+			return err
+		}
+	}
+	return f.tree.Err
 }
 
 // outByWorkflow returns the key of workflow by which there is no pipeline, if there is one, and sets its name.
