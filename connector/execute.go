@@ -68,6 +68,8 @@ type Job struct {
 	// Project is an archive that is unpacked into the work directory before the first step. CI_PROJECT_DIR is the
 	// path of that directory. Project and Artifacts exclude WorkDir. May be nil.
 	Project *files.Project
+	// Overlays are archives that are unpacked over the Project, one after the other. They need a Project.
+	Overlays []*files.Project
 	// Artifacts are collected when the job has ended, even if it failed, and before Execute returns. A cancelled job
 	// has none. If they cannot be collected, a job that had succeeded fails. May be nil.
 	Artifacts *files.Artifacts
@@ -149,6 +151,8 @@ func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Resu
 	case job.WorkDir != "" && (job.Project != nil || job.Artifacts != nil):
 		return Result{}, &RequestError{Message: "the job has a work directory, and a project or artifacts: these have " +
 			"a directory of their own"}
+	case job.Project == nil && len(job.Overlays) > 0:
+		return Result{}, &RequestError{Message: "the job has archives to unpack over a project, and no project"}
 	case min(timeout, grace) < 0:
 		return Result{}, &RequestError{Message: fmt.Sprintf("the job's timeout is %v, its grace %v: neither may be negative",
 			timeout, grace)}

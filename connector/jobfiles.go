@@ -14,23 +14,34 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// place creates the job's work directory, with the files of its project. If the job was delivered before, place
-// returns the directory it has.
+// place creates the job's work directory, with the files of its project and its overlays. If the job was delivered
+// before, place returns the directory it has.
 func (e *execution) place(ctx, calls context.Context, rpc pb.FilesClient, vm *files.VM) error {
 	until, end := context.WithCancelCause(calls)
 	defer end(nil)
 	defer context.AfterFunc(ctx, func() { end(context.Cause(ctx)) })()
 	var dir string
-	err := retryFor(until, e.patience, func() (progress bool, err error) {
-		dir, progress, err = vm.Place(until, rpc, e.job.Project)
-		return progress, err
-	})
+	var err error
+	after := 0
+	for ; after <= len(e.job.Overlays) && err == nil; after++ {
+		archive := e.job.Project
+		if after > 0 {
+			archive = e.job.Overlays[after-1]
+		}
+		err = retryFor(until, e.patience, func() (progress bool, err error) {
+			dir, progress, err = vm.Place(until, rpc, after, archive)
+			return progress, err
+		})
+	}
 	switch {
 	case err == nil:
 	case until.Err() != nil:
 		return context.Cause(until)
 	case status.Code(err) == codes.Unimplemented:
 		return &RequestError{Message: "the step runner on the VM is too old for a project and for artifacts: install this " +
+			"version there"}
+	case status.Code(err) == codes.AlreadyExists && after > 1:
+		return &RequestError{Message: "the step runner on the VM is too old for several archives in a build: install this " +
 			"version there"}
 	default:
 		// Of the answers only that of a full disk is about the VM alone.

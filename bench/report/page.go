@@ -268,6 +268,10 @@ delays all bytes makes distances.
 CustomExecutor plays GitLab Runner: it runs jobs of five stages on four VMs, 32 at once, with two drivers for its custom
 executor. "stepmux" is stepmux-custom-executor with a manager, "ssh" a script that logs in for each stage, as is usual.
 
+Pipeline runs whole files of GitLab by the program stepmux on four VMs with four slots each. "builds" are as many builds
+of one of the jobs, with the files of the project as the jobs have them, "bare" are those without files. "least" are the
+bytes of the artifacts alone, each transferred once from the VM that made it and once to each VM that lacks it.
+
 Price runs the program stepmux with its embedded VM as an ordinary user does, with isolation. Its processor time is that
 of all processes, which each process adds to that of its parent when it has ended. "manager" is the process of the
 manager alone, which has the embedded VM's sshd in it. "bash" is bash -c true, started in a loop by bash. "base" are the

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 
 	"github.com/spf13/cobra"
 
@@ -101,7 +102,7 @@ func newLocalCommand() *cobra.Command {
 	f.settingFlags.register(fl)
 	f.formatFlag.register(fl, "steps", "gitlab-ci", "github")
 	grouped(fl, jobGroup)
-	f.whole.register(fl)
+	f.whole.register(fl, runtime.GOMAXPROCS(0), "processors")
 	f.inContainer.register(fl)
 	fl.BoolVar(&f.inContainer.ofJob, "in-image", false, "run the job in a container of the image that it names")
 	grouped(fl, containerGroup)

@@ -55,7 +55,7 @@ type sourceFlags struct {
 
 func (f *sourceFlags) registerSource(fl *pflag.FlagSet) {
 	f.register(fl, "steps", "gitlab-ci")
-	fl.StringVar(&f.jobName, "job-name", "", "the `JOB` of a .gitlab-ci.yml; needed if it has several")
+	fl.StringVar(&f.jobName, "job-name", "", "the `JOB` of a .gitlab-ci.yml")
 	fl.StringArrayVar(&f.inputs, "input", nil,
 		"`name=value` of an input in the spec of the FILE; JSON if its type is not string; repeatable")
 }
@@ -133,7 +133,16 @@ type jobReader struct {
 }
 
 // files reads the jobs in files, and those of --json. A job may have a container.
-func (r *jobReader) files(files []string, isJSON bool) (jobs []runJob, err error) {
+func (r *jobReader) files(files []string, isJSON bool) ([]runJob, error) {
+	sources, err := r.sources(files)
+	if err != nil {
+		return nil, err
+	}
+	return r.allJobs(sources, isJSON)
+}
+
+// allJobs reads the jobs of sources, and those of --json.
+func (r *jobReader) allJobs(sources []standalone.Source, isJSON bool) (jobs []runJob, err error) {
 	if isJSON {
 		src := standalone.Source{Name: "--json", Text: []byte(r.json), Format: standalone.JSON}
 		if r.json == "-" {
@@ -145,49 +154,54 @@ func (r *jobReader) files(files []string, isJSON bool) (jobs []runJob, err error
 		job, err := r.steps(src, nil)
 		return []runJob{job}, err
 	}
+	for _, src := range sources {
+		more, err := r.jobs(src)
+		if err != nil {
+			return nil, err
+		}
+		jobs = append(jobs, more...)
+	}
+	return jobs, nil
+}
+
+// sources reads files.
+func (r *jobReader) sources(files []string) (all []standalone.Source, err error) {
 	for _, file := range files {
 		src, err := r.read(file)
 		if err != nil {
 			return nil, err
 		}
-		name := src.Name
-		script, err := isScript(name, src.Text)
-		switch {
-		case src.Format == standalone.GitHub:
-			return nil, fmt.Errorf("%s: a workflow of GitHub runs by stepmux local only", name)
-		case src.Format == standalone.GitLabCI:
-			more, err := r.pipeline(src)
-			if err != nil {
-				return nil, err
-			}
-			jobs = append(jobs, more...)
-			continue
-		case r.jobName != "":
-			return nil, fmt.Errorf("%s: --job-name is for a .gitlab-ci.yml (--format gitlab-ci)", name)
-		case err != nil:
-			return nil, err
-		case script:
-			job, err := r.script(name, string(src.Text))
-			if err != nil {
-				return nil, err
-			}
-			jobs = append(jobs, job)
-			continue
-		}
-		steps, box, err := place.FromJob(src.Name, src.Text)
-		if err != nil {
-			return nil, err
-		}
-		whole := src.Text
-		src.Text = steps
-		job, err := r.steps(src, whole)
-		if err != nil {
-			return nil, err
-		}
-		job.own = box
-		jobs = append(jobs, job)
+		all = append(all, src)
 	}
-	return jobs, nil
+	return all, nil
+}
+
+// jobs reads the jobs of a file. A job may have a container.
+func (r *jobReader) jobs(src standalone.Source) ([]runJob, error) {
+	name := src.Name
+	script, err := isScript(name, src.Text)
+	switch {
+	case src.Format == standalone.GitHub:
+		return nil, fmt.Errorf("%s: a workflow of GitHub runs by stepmux local only", name)
+	case src.Format == standalone.GitLabCI:
+		return r.pipeline(src)
+	case r.jobName != "":
+		return nil, fmt.Errorf("%s: --job-name is for a .gitlab-ci.yml (--format gitlab-ci)", name)
+	case err != nil:
+		return nil, err
+	case script:
+		job, err := r.script(name, string(src.Text))
+		return []runJob{job}, err
+	}
+	steps, box, err := place.FromJob(src.Name, src.Text)
+	if err != nil {
+		return nil, err
+	}
+	whole := src.Text
+	src.Text = steps
+	job, err := r.steps(src, whole)
+	job.own = box
+	return []runJob{job}, err
 }
 
 // script returns the job of a shell script.
@@ -259,19 +273,27 @@ func jobVars(of []engine.Variable) (vars []*stepmuxv1.Variable) {
 	return vars
 }
 
-// pipeline reads a job of a .gitlab-ci.yml, with all its parallel builds.
-func (r *jobReader) pipeline(src standalone.Source) (jobs []runJob, err error) {
+// ofProject adds the project and the values of the flags to src, a .gitlab-ci.yml.
+func (r *jobReader) ofProject(src *standalone.Source) (err error) {
 	if src.Inputs, err = standalone.Inputs(r.inputs); err != nil {
-		return nil, fmt.Errorf("--input: %w", err)
+		return fmt.Errorf("--input: %w", err)
 	}
 	if src.WorkDir, err = filepath.Abs(r.project); err != nil {
-		return nil, err
+		return err
 	}
 	if _, err := os.Stat(src.WorkDir); err != nil {
-		return nil, fmt.Errorf("--project: %w", err)
+		return fmt.Errorf("--project: %w", err)
 	}
 	src.JobName, src.Vars, src.Elsewhere, src.InContainer = r.jobName, r.given, true, r.inImage
-	addCheckout(r.ctx, &src, src.WorkDir)
+	addCheckout(r.ctx, src, src.WorkDir)
+	return nil
+}
+
+// pipeline reads a job of a .gitlab-ci.yml, with all its parallel builds.
+func (r *jobReader) pipeline(src standalone.Source) (jobs []runJob, err error) {
+	if err := r.ofProject(&src); err != nil {
+		return nil, err
+	}
 	if r.project == "" {
 		src.Notices = append(src.Notices, "the job has no files of the project; give it them by --project .")
 	}
@@ -284,26 +306,33 @@ func (r *jobReader) pipeline(src standalone.Source) (jobs []runJob, err error) {
 		if err := r.warn(j.Warnings); err != nil {
 			return nil, err
 		}
-		text, err := j.Text()
-		if err == nil {
-			err = remote.CheckSteps("the job "+j.Source.JobName, []byte(text))
-		}
+		job, err := r.onVM(src.Name, j)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", src.Name, err)
-		}
-		name := src.Name + " " + j.Source.JobName
-		job := newRunJob(name, &stepmuxv1.Job{
-			Steps: []byte(text), StepsFile: name, Generated: true, Variables: jobVars(j.Vars), Env: j.Env, MayFail: j.MayFail,
-		})
-		job.ciJob, job.warnings = j.Source.JobName, j.Warnings
-		if r.inImage {
-			if job.own, err = containerOf(j); err != nil {
-				return nil, err
-			}
+			return nil, err
 		}
 		jobs = append(jobs, job)
 	}
 	return jobs, nil
+}
+
+// onVM returns a job of a .gitlab-ci.yml of this name as one for a VM.
+func (r *jobReader) onVM(file string, j *standalone.Job) (runJob, error) {
+	text, err := j.Text()
+	if err == nil {
+		err = remote.CheckSteps("the job "+j.Source.JobName, []byte(text))
+	}
+	if err != nil {
+		return runJob{}, fmt.Errorf("%s: %w", file, err)
+	}
+	name := file + " " + j.Source.JobName
+	job := newRunJob(name, &stepmuxv1.Job{
+		Steps: []byte(text), StepsFile: name, Generated: true, Variables: jobVars(j.Vars), Env: j.Env, MayFail: j.MayFail,
+	})
+	job.ciJob, job.warnings = j.Source.JobName, j.Warnings
+	if r.inImage {
+		job.own, err = containerOf(j)
+	}
+	return job, err
 }
 
 // warn shows warnings about scripts, each once. With --strict-scripts they are errors.

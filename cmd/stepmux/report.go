@@ -229,6 +229,13 @@ func (r *reporter) log(build, file, on string, warnings []standalone.Problem) io
 	return p
 }
 
+// about sets the name of the file of a build whose log others show, and the warnings about it.
+func (r *reporter) about(build, file string, warnings []standalone.Problem) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.logOf[build] = &prefixed{file: file, warnings: warnings}
+}
+
 // text returns a log whose lines are shown with a name.
 func (r *reporter) text(name string) *prefixed {
 	return &prefixed{share: r.logs.share(), plain: r.plain, watched: r.terminal, prefix: []byte(name + " | ")}

@@ -22,8 +22,6 @@ import (
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/batch"
-	"github.com/stepmux/stepmux/instance/metrics"
-	"github.com/stepmux/stepmux/internal/buildinfo"
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/gcpace"
 	"github.com/stepmux/stepmux/internal/standalone"
@@ -45,6 +43,7 @@ type runFlags struct {
 	buildFlags
 	projectFlags
 	sourceFlags
+	whole        wholeFlags
 	artifactsDir string
 	linger       time.Duration
 	output       string
@@ -52,8 +51,12 @@ type runFlags struct {
 
 // runHelp is the description of run.
 const runHelp = `Run the steps in each FILE on VMs. FILE is a YAML document with a run: list, a shell script, a
-.gitlab-ci.yml, or - for standard input. One job of a .gitlab-ci.yml runs (--job-name), with all its parallel builds, as
-with 'stepmux local'; --project names the directory with its sources.
+.gitlab-ci.yml, or - for standard input.
+
+A .gitlab-ci.yml runs as a whole pipeline, as with 'stepmux local': each job takes a slot as soon as its needs or the
+stages before it have ended. Jobs get the files of --project, or else of the current directory, and the artifacts that
+the file gives them. With --job-name one job of the file runs, with all its parallel builds, and with the files of
+--project only.
 
 The logs of the builds go to standard output, each line with the name of its build; progress and a summary go to
 standard error.
@@ -103,6 +106,7 @@ func newRunCommand() *cobra.Command {
 	f.buildFlags.register(fl)
 	f.registerProject(fl)
 	f.registerSource(fl)
+	f.whole.register(fl, 0, "as many as there are slots")
 	fl.BoolVar(&f.inImage, "in-image", false, "run the job of a .gitlab-ci.yml in a container of its own image")
 	fl.StringVar(&f.json, "json", "", "run these steps, a `TEXT` in JSON; - reads them from standard input")
 	grouped(fl, jobGroup)
@@ -133,8 +137,17 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	if err != nil {
 		return err
 	}
+	sources, err := reader.sources(files)
+	if err != nil {
+		return err
+	}
+	if isWhole, err := f.isWhole(cmd, sources); err != nil {
+		return err
+	} else if isWhole {
+		return f.runWhole(cmd, reader, sources[0])
+	}
 	var given runInput
-	if given.jobs, given.inContainers, err = f.readJobs(reader, files, isJSON); err != nil {
+	if given.jobs, given.inContainers, err = f.readJobs(reader, sources, isJSON); err != nil {
 		return err
 	}
 	atLeast, err := f.checkBuilds(len(given.jobs), 1)
@@ -159,6 +172,15 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 		return cmp.Or(withCode(endsignal.Code(ctx), nil), err)
 	}
 	defer given.project.Close()
+	return f.shown(ctx, abort, cmd, func(ctx context.Context, report *reporter) error {
+		return f.runJobs(ctx, abort, given, report)
+	})
+}
+
+// shown calls run with a reporter. The context of run ends when the logs cannot be written any more.
+func (f *runFlags) shown(
+	ctx, abort context.Context, cmd *cobra.Command, run func(context.Context, *reporter) error,
+) (err error) {
 	ctx, noReader := context.WithCancelCause(ctx)
 	defer noReader(nil)
 	report := newReporter(f.output, cmd.OutOrStdout(), cmd.ErrOrStderr(), func(err error) {
@@ -169,7 +191,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 			err = withCode(exitSystem, nil) // close has reported it
 		}
 	}()
-	return f.runJobs(ctx, abort, given, report)
+	return run(ctx, report)
 }
 
 // checkRun returns an error if the flags do not fit together, or do not fit the arguments.
@@ -217,59 +239,39 @@ type runInput struct {
 
 // runJobs runs the jobs on the VMs, which it connects to, and returns the exit code of the run as an error.
 func (f *runFlags) runJobs(ctx, abort context.Context, given runInput, report *reporter) error {
-	logger := f.logger(report)
-	group, closeVMs, err := f.vmsOrCluster(ctx, &f.vmFlags, logger)
-	if err != nil {
-		return cmp.Or(withCode(endsignal.Code(ctx), nil), err)
-	}
-	defer closeVMs()
-	places, err := f.places(group)
+	vms, err := f.open(ctx, given, report)
 	if err != nil {
 		return err
 	}
-	total, err := f.checkBuilds(len(given.jobs), len(places))
+	defer vms.close()
+	total, err := f.checkBuilds(len(given.jobs), len(vms.places))
 	if err != nil {
 		return err
 	}
-	counts := metrics.New(buildinfo.Version())
-	cfg := f.providerConfig(group, given.bootstrap, counts, logger)
-	switch {
-	case f.onCluster():
-		err = f.addPrograms(&cfg, "--kubernetes")
-	case given.inContainers:
-		err = f.configure(&cfg, len(f.instances) == 0 && f.inventory == "")
-	}
-	if err != nil {
-		return err
-	}
-	provider, err := instance.NewProvider(cfg)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = provider.Close() }() // all builds have ended
-	report.watch(total, provider.Stat)
-	stopOperating, err := f.operate(provider, cfg, counts) //nolint:contextcheck // it waits some seconds for a lock
-	if err != nil {
-		return err
-	}
-	defer stopOperating()
+	report.watch(total, vms.provider.Stat)
+	all := f.batch(vms, report)
+	//nolint:contextcheck // provenance is signed when a build has ended, also after ctx
+	all.Builds = f.batchBuilds(given.jobs, vms.places, given.project.archive(), report)
+	all.Timeout, all.MaxFailures = f.timeout, f.maxFailures
+	reports := batch.Run(ctx, abort, vms.provider, all)
+	report.summary(reports, vms.provider.Stat())
+	return f.unlessLost(outcome(ctx, reports))
+}
 
+// batch returns a batch without builds.
+func (f *runFlags) batch(vms *runVMs, report *reporter) batch.Batch {
 	all := batch.Batch{
-		Logger: logger, Timeout: f.timeout, MaxFailures: f.maxFailures,
-		//nolint:contextcheck // provenance is signed when a build has ended, also after ctx
-		Builds:  f.batchBuilds(given.jobs, places, given.project.archive(), report),
+		Logger:  vms.logger,
 		OnStart: report.started,
 		OnEnd: func(r batch.Report) {
-			counts.Ended(r)
+			vms.counts.Ended(r)
 			report.ended(r)
 		},
 	}
 	if f.vmFlags.flags.Changed("linger") {
 		all.Linger = &f.linger
 	}
-	reports := batch.Run(ctx, abort, provider, all)
-	report.summary(reports, provider.Stat())
-	return f.unlessLost(outcome(ctx, reports))
+	return all
 }
 
 // patience is how long a run waits at its end for a reader that does not read.
@@ -339,9 +341,10 @@ func newRunJob(name string, job *stepmuxv1.Job) runJob {
 }
 
 // readJobs reads and checks the jobs. some is true if at least one has a place of its own.
-func (f *runFlags) readJobs(r *jobReader, files []string, isJSON bool) (jobs []runJob, some bool, err error) {
-	jobs, err = r.files(files, isJSON)
-	if err != nil {
+func (f *runFlags) readJobs(
+	r *jobReader, sources []standalone.Source, isJSON bool,
+) (jobs []runJob, some bool, err error) {
+	if jobs, err = r.allJobs(sources, isJSON); err != nil {
 		return nil, false, err
 	}
 	named := func(j runJob) bool { return j.own != nil && j.own.Image != "" }
@@ -350,12 +353,9 @@ func (f *runFlags) readJobs(r *jobReader, files []string, isJSON bool) (jobs []r
 	}
 	for i := range jobs {
 		name, own := jobs[i].name, jobs[i].own
-		if f.inImage && f.spec.Image == "" && !named(jobs[i]) {
-			return nil, false, fmt.Errorf("%s: --in-image: the job names no image; name one by --image", name)
-		}
-		jobs[i].place, err = placeOf(&f.imageFlags, &f.podFlags, own)
+		jobs[i].place, err = f.placeIn(own)
 		switch {
-		case err != nil && (own != nil || f.onCluster()):
+		case err != nil && (own != nil || f.onCluster() || f.inImage):
 			return nil, false, fmt.Errorf("%s: %w", name, err)
 		case err != nil:
 			return nil, false, err

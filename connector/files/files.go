@@ -40,6 +40,8 @@ type Artifacts struct {
 	Paths []string
 	// MaxBytes bounds the archive. If zero, DefaultMaxBytes.
 	MaxBytes int64
+	// Keep says that other builds will get the archive: a VM keeps it, and need not be sent it.
+	Keep bool
 	// Dir is where the archive is stored until Take has returned. If empty, the directory for temporary files.
 	Dir string
 	// Take receives the archive of the files, tar in zstd. It is not called if no file matched. The archive is
@@ -92,15 +94,17 @@ func (v *VM) take(ctx context.Context, digest string) (t *turn, release func(), 
 
 // Place creates the work directory of a build, with the files of a project unless p is nil, and returns its path on
 // the VM. After a transport error it can be called again: progress is true if bytes have arrived, which are not sent
-// again.
-func (v *VM) Place(ctx context.Context, rpc pb.FilesClient, p *Project) (dir string, progress bool, err error) {
+// again. If after is not 0, p is unpacked over the archives of so many earlier calls.
+func (v *VM) Place(
+	ctx context.Context, rpc pb.FilesClient, after int, p *Project,
+) (dir string, progress bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := rpc.Place(ctx)
 	if err != nil {
 		return "", false, err
 	}
-	name := &pb.PlaceRequest{Ask: true}
+	name := &pb.PlaceRequest{Ask: true, After: int32(after)}
 	if p != nil {
 		name.Digest, name.Size = p.Digest, p.Size
 	}
@@ -210,7 +214,7 @@ func (a Artifacts) Collect() *Collection { return &Collection{of: a} }
 func (c *Collection) Receive(ctx context.Context, rpc pb.FilesClient) (progress bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, err := rpc.Collect(ctx, &pb.CollectRequest{Paths: c.of.Paths, Offset: c.arrived})
+	stream, err := rpc.Collect(ctx, &pb.CollectRequest{Paths: c.of.Paths, Offset: c.arrived, Keep: c.of.Keep})
 	if err != nil {
 		return false, err
 	}

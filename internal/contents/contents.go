@@ -121,6 +121,30 @@ func (s *Store) Keep(u *Upload) (*os.File, error) {
 	return u.file, nil
 }
 
+// Create creates an empty file for content whose digest is not known yet. The caller passes it to Adopt or removes it,
+// and closes it.
+func (s *Store) Create() (*os.File, error) {
+	file, err := os.CreateTemp(s.Dir, partPrefix)
+	return file, oserr.Hint(err, s.Dir)
+}
+
+// Adopt puts a complete file of Create into the store. Its content is its name.
+func (s *Store) Adopt(file *os.File) error {
+	if _, err := file.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	sum := sha256.New()
+	size, err := io.Copy(sum, file)
+	if err != nil {
+		return err
+	}
+	s.Sweep(0, nil) // its own bytes are there already
+	if size == 0 {
+		return os.Remove(file.Name())
+	}
+	return oserr.Hint(os.Rename(file.Name(), filepath.Join(s.Dir, hex.EncodeToString(sum.Sum(nil)))), s.Dir)
+}
+
 // SyncDir makes the names of the files in a directory survive a crash of the machine.
 func SyncDir(path string) error {
 	dir, err := os.Open(path)

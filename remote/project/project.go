@@ -42,8 +42,8 @@ type Project struct {
 	pb.UnimplementedFilesServer
 	cfg Config
 
-	turn   chan struct{} // held by the running call; guards the following
-	placed *pb.PlaceRequest
+	turn   chan struct{}    // held by the running call; guards the following
+	placed []string         // digests of the archives; empty for the directory without an archive
 	upload *contents.Upload // an archive that has arrived in part; may be nil
 	packed *os.File
 	note   string
@@ -92,12 +92,17 @@ func (p *Project) Place(stream grpc.BidiStreamingServer[pb.PlaceRequest, pb.Plac
 		return err
 	}
 	defer func() { <-p.turn }()
-	if p.placed == nil {
+	after := int(req.GetAfter())
+	switch {
+	case after > len(p.placed):
+		return status.Errorf(codes.FailedPrecondition, "the archive is the one after %d others, and the build has %d", after,
+			len(p.placed))
+	case after == len(p.placed):
 		if err := p.place(stream, req); err != nil {
 			return answer(ctx, err)
 		}
 	}
-	if p.placed.GetDigest() != req.GetDigest() {
+	if p.placed[after] != req.GetDigest() {
 		return status.Error(codes.AlreadyExists, "the build has another project already")
 	}
 	return stream.Send(&pb.PlaceResponse{Dir: p.dir()})
@@ -108,7 +113,11 @@ func check(req *pb.PlaceRequest) error {
 	if !req.GetAsk() {
 		return status.Error(codes.InvalidArgument, "the request names no archive")
 	}
-	if req.GetDigest() == "" && req.GetSize() == 0 {
+	if after := req.GetAfter(); after < 0 || after >= wire.MaxArchives {
+		return status.Errorf(codes.InvalidArgument, "the archive is the one after %d others: a build has at most %d", after,
+			wire.MaxArchives)
+	}
+	if req.GetDigest() == "" && req.GetSize() == 0 && req.GetAfter() == 0 {
 		return nil
 	}
 	if err := contents.CheckDigest(req.GetDigest()); err != nil {
@@ -136,7 +145,7 @@ func answer(ctx context.Context, err error) error {
 	return status.Error(code, err.Error())
 }
 
-// place makes the job's directory.
+// place makes the job's directory, or unpacks a further archive in it.
 func (p *Project) place(
 	stream grpc.BidiStreamingServer[pb.PlaceRequest, pb.PlaceResponse], req *pb.PlaceRequest,
 ) error {
@@ -148,19 +157,21 @@ func (p *Project) place(
 		}
 		defer archive.Close()
 	}
-	// An earlier call may have left an incomplete directory.
-	if err := os.RemoveAll(p.dir()); err != nil {
-		return err
-	}
-	if err := os.Mkdir(p.dir(), 0o755); err != nil {
-		return oserr.Hint(err, p.cfg.Dir)
+	if len(p.placed) == 0 {
+		// An earlier call may have left an incomplete directory.
+		if err := os.RemoveAll(p.dir()); err != nil {
+			return err
+		}
+		if err := os.Mkdir(p.dir(), 0o755); err != nil {
+			return oserr.Hint(err, p.cfg.Dir)
+		}
 	}
 	if archive != nil {
 		if _, err := p.run(stream.Context(), archive, nil, "unpack"); err != nil {
 			return fmt.Errorf("unpack the project: %w", err)
 		}
 	}
-	p.placed = req
+	p.placed = append(p.placed, req.GetDigest())
 	return nil
 }
 
@@ -168,7 +179,7 @@ func (p *Project) place(
 func (p *Project) archive(
 	stream grpc.BidiStreamingServer[pb.PlaceRequest, pb.PlaceResponse], req *pb.PlaceRequest,
 ) (*os.File, error) {
-	store, err := p.store()
+	store, _, err := p.store()
 	if err != nil {
 		return nil, err
 	}
@@ -254,7 +265,7 @@ func (p *Project) Collect(req *pb.CollectRequest, stream grpc.ServerStreamingSer
 		return status.Error(codes.FailedPrecondition, "the build has no directory of a project")
 	}
 	if p.packed == nil || req.GetOffset() == 0 {
-		if err := p.pack(ctx, req.GetPaths()); err != nil {
+		if err := p.pack(ctx, req.GetPaths(), req.GetKeep()); err != nil {
 			return answer(ctx, err)
 		}
 	}
@@ -283,26 +294,53 @@ func (p *Project) Collect(req *pb.CollectRequest, stream grpc.ServerStreamingSer
 	}
 }
 
-// pack packs files of the job's directory.
-func (p *Project) pack(ctx context.Context, paths []string) error {
+// pack packs files of the job's directory. With keep, the archive is kept for later builds, if builds share archives.
+func (p *Project) pack(ctx context.Context, paths []string, keep bool) error {
 	if p.packed != nil {
 		p.packed.Close()
 		p.packed = nil
 	}
-	file, err := os.CreateTemp(p.cfg.Dir, "artifacts")
+	file, kept, err := p.create(keep)
 	if err != nil {
-		return oserr.Hint(err, p.cfg.Dir)
+		return err
 	}
-	if err = os.Remove(file.Name()); err == nil {
-		p.note, err = p.run(ctx, nil, file, append([]string{"pack", "--"}, paths...)...)
-		if gone := unix.Access(p.dir(), unix.X_OK); err != nil && gone != nil { // by the job: that is no failure
-			p.note, err = fmt.Sprintf("the job's work directory cannot be entered any more: %v", gone), nil
-		}
+	p.note, err = p.run(ctx, nil, file, append([]string{"pack", "--"}, paths...)...)
+	if gone := unix.Access(p.dir(), unix.X_OK); err != nil && gone != nil { // by the job: that is no failure
+		p.note, err = fmt.Sprintf("the job's work directory cannot be entered any more: %v", gone), nil
+	}
+	if err == nil && kept != nil {
+		err = kept(file)
 	}
 	if err != nil {
 		file.Close()
+		if kept != nil {
+			_ = os.Remove(file.Name())
+		}
 		return fmt.Errorf("pack the artifacts: %w", err)
 	}
 	p.packed = file
 	return nil
+}
+
+// create creates a file for artifacts. If kept is not nil, the file has a name: the caller calls kept when the file is
+// complete, or else removes it.
+func (p *Project) create(keep bool) (file *os.File, kept func(*os.File) error, err error) {
+	if keep {
+		store, shared, err := p.store()
+		if err != nil {
+			return nil, nil, err
+		}
+		if shared {
+			file, err := store.Create()
+			return file, store.Adopt, err
+		}
+	}
+	if file, err = os.CreateTemp(p.cfg.Dir, "artifacts"); err != nil {
+		return nil, nil, oserr.Hint(err, p.cfg.Dir)
+	}
+	if err := os.Remove(file.Name()); err != nil {
+		file.Close()
+		return nil, nil, err
+	}
+	return file, nil, nil
 }

@@ -120,7 +120,7 @@ func TestManyBuildsAtOnceGetAProjectThatIsSentOnce(t *testing.T) {
 	for range 12 {
 		b := &asking{newBuild(t, cache), asked.Done}
 		builds.Go(func() {
-			dir, _, err := vm.Place(t.Context(), b, p)
+			dir, _, err := vm.Place(t.Context(), b, 0, p)
 			if assertNoError(t, err) {
 				text, err := os.ReadFile(filepath.Join(dir, "a/b.txt"))
 				assertNoError(t, err)
@@ -138,12 +138,12 @@ func TestManyBuildsAtOnceGetAProjectThatIsSentOnce(t *testing.T) {
 
 	// A build has one project for good.
 	b := newBuild(t, cache)
-	first, _, err := vm.Place(t.Context(), b, p)
+	first, _, err := vm.Place(t.Context(), b, 0, p)
 	require.NoError(t, err)
-	again, _, err := vm.Place(t.Context(), b, p)
+	again, _, err := vm.Place(t.Context(), b, 0, p)
 	require.NoError(t, err)
 	require.Equal(t, first, again)
-	_, _, err = vm.Place(t.Context(), b, packed(t, map[string]string{"x": "y"}))
+	_, _, err = vm.Place(t.Context(), b, 0, packed(t, map[string]string{"x": "y"}))
 	require.Equal(t, codes.AlreadyExists, status.Code(err), "%v", err)
 }
 
@@ -181,7 +181,7 @@ func TestBuildsThatShareNothingDoNotWaitForOneAnother(t *testing.T) {
 	t.Parallel()
 	vm, p := &files.VM{}, packed(t, map[string]string{"a": "b"})
 	for range 3 {
-		_, _, err := vm.Place(t.Context(), newBuild(t, ""), p)
+		_, _, err := vm.Place(t.Context(), newBuild(t, ""), 0, p)
 		require.NoError(t, err)
 	}
 }
@@ -207,7 +207,7 @@ func TestAnUploadThatFailedDoesNotEndTheSharing(t *testing.T) {
 		for range 12 {
 			b := &asking{newBuild(t, cache), asked.Done}
 			builds.Go(func() {
-				if _, _, err := vm.Place(t.Context(), b, p); err != nil {
+				if _, _, err := vm.Place(t.Context(), b, 0, p); err != nil {
 					failed.Add(1)
 				}
 			})
@@ -232,7 +232,7 @@ func TestAnUploadThatIsCutGoesOn(t *testing.T) {
 		archive, err := whole(ctx)
 		return &cutAt{archive, 2 << 20, cut}, err
 	}
-	_, progress, err := vm.Place(broken, b, p)
+	_, progress, err := vm.Place(broken, b, 0, p)
 	require.Error(t, err)
 	require.True(t, progress)
 	from := int64(-1)
@@ -240,7 +240,7 @@ func TestAnUploadThatIsCutGoesOn(t *testing.T) {
 		archive, err := whole(ctx)
 		return &toldSeek{archive, &from}, err
 	}
-	dir, _, err := vm.Place(t.Context(), b, p)
+	dir, _, err := vm.Place(t.Context(), b, 0, p)
 	require.NoError(t, err)
 	text, err := os.ReadFile(filepath.Join(dir, "a"))
 	require.NoError(t, err)
@@ -284,16 +284,16 @@ func TestAnArchiveThatWasChangedIsNotUsed(t *testing.T) {
 	text, err := io.ReadAll(other)
 	require.NoError(t, err)
 	q.Size = int64(len(text))
-	_, _, err = vm.Place(t.Context(), newBuild(t, cache), &q)
+	_, _, err = vm.Place(t.Context(), newBuild(t, cache), 0, &q)
 	require.ErrorContains(t, err, "the content was changed on its way")
 
 	// One that was changed in the cache is sent again.
 	good := packed(t, map[string]string{"a": "b"})
-	_, _, err = vm.Place(t.Context(), newBuild(t, cache), good)
+	_, _, err = vm.Place(t.Context(), newBuild(t, cache), 0, good)
 	require.NoError(t, err)
 	file := filepath.Join(cache, good.Digest)
 	require.NoError(t, os.WriteFile(file, bytes.Repeat([]byte("x"), int(good.Size)), 0o600))
-	dir, _, err := vm.Place(t.Context(), newBuild(t, cache), good)
+	dir, _, err := vm.Place(t.Context(), newBuild(t, cache), 0, good)
 	require.NoError(t, err)
 	text, err = os.ReadFile(filepath.Join(dir, "a"))
 	require.NoError(t, err)
@@ -302,7 +302,7 @@ func TestAnArchiveThatWasChangedIsNotUsed(t *testing.T) {
 	// A directory that others can write keeps nothing.
 	require.NoError(t, os.Chmod(cache, 0o777))
 	require.NoError(t, os.Remove(file))
-	_, _, err = vm.Place(t.Context(), newBuild(t, cache), good)
+	_, _, err = vm.Place(t.Context(), newBuild(t, cache), 0, good)
 	require.NoError(t, err)
 	require.NoFileExists(t, file)
 }
@@ -313,15 +313,15 @@ func TestWrongRequestsAreRefused(t *testing.T) {
 	for name, p := range map[string]*files.Project{
 		"digest": {Digest: "../x", Size: 1}, "size": {Digest: packed(t, nil).Digest, Size: wire.MaxProject + 1},
 	} {
-		_, _, err := vm.Place(t.Context(), b, p)
+		_, _, err := vm.Place(t.Context(), b, 0, p)
 		require.Equal(t, codes.InvalidArgument, status.Code(err), "%s: %v", name, err)
 	}
 	c := files.Artifacts{Paths: []string{"x"}}.Collect()
 	_, err := c.Receive(t.Context(), b)
 	require.Equal(t, codes.FailedPrecondition, status.Code(err), "%v", err)
-	_, _, err = vm.Place(t.Context(), b, projectOf([]byte("no archive at all")))
+	_, _, err = vm.Place(t.Context(), b, 0, projectOf([]byte("no archive at all")))
 	require.ErrorContains(t, err, "unpack the project: the file is neither a zip archive nor a tar archive in zstd")
-	_, _, err = vm.Place(t.Context(), newBuild(t, cacheDir(t)), packed(t, map[string]string{"../up": "x"}))
+	_, _, err = vm.Place(t.Context(), newBuild(t, cacheDir(t)), 0, packed(t, map[string]string{"../up": "x"}))
 	require.ErrorContains(t, err, "it would be outside of the project's directory")
 }
 
@@ -335,7 +335,7 @@ func TestAFullDiskIsToldAndLeavesRoom(t *testing.T) {
 	random := make([]byte, 2<<20)
 	_, _ = rand.Read(random)
 	b := newBuild(t, filepath.Join(disk, "projects"))
-	_, _, err := (&files.VM{}).Place(t.Context(), b, packed(t, map[string]string{"a": string(random)}))
+	_, _, err := (&files.VM{}).Place(t.Context(), b, 0, packed(t, map[string]string{"a": string(random)}))
 	require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
 	require.ErrorContains(t, err, "no space left on device (free space or inodes on the file system of "+disk)
 	left, err := os.ReadDir(filepath.Join(disk, "projects"))
@@ -345,7 +345,7 @@ func TestAFullDiskIsToldAndLeavesRoom(t *testing.T) {
 	b = newBuild(t, cacheDir(t)) // the archive has room, its files do not
 	require.NoError(t, unix.Mount("tmpfs", b.dir, "tmpfs", 0, "size=1m,mode=0700"))
 	t.Cleanup(func() { require.NoError(t, unix.Unmount(b.dir, unix.MNT_DETACH)) })
-	_, _, err = (&files.VM{}).Place(t.Context(), b, packed(t, map[string]string{"a": strings.Repeat("x", 2<<20)}))
+	_, _, err = (&files.VM{}).Place(t.Context(), b, 0, packed(t, map[string]string{"a": strings.Repeat("x", 2<<20)}))
 	require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
 	require.ErrorContains(t, err, "unpack the project: ")
 }
@@ -353,7 +353,7 @@ func TestAFullDiskIsToldAndLeavesRoom(t *testing.T) {
 func TestArtifactsAreBoundedAndGoOnAfterABreak(t *testing.T) {
 	t.Parallel()
 	b := newBuild(t, cacheDir(t))
-	dir, _, err := (&files.VM{}).Place(t.Context(), b, nil)
+	dir, _, err := (&files.VM{}).Place(t.Context(), b, 0, nil)
 	require.NoError(t, err)
 	random := make([]byte, 2<<20)
 	_, _ = rand.Read(random)
@@ -478,7 +478,7 @@ func TestArtifactsThatCannotBeReadAreNoFailure(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := newBuild(t, cacheDir(t))
-			dir, _, err := (&files.VM{}).Place(t.Context(), b, nil)
+			dir, _, err := (&files.VM{}).Place(t.Context(), b, 0, nil)
 			require.NoError(t, err)
 			for _, name := range []string{"a", "b"} {
 				require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(name), 0o600))

@@ -17,16 +17,17 @@ const (
 	keepTime  = 7 * 24 * time.Hour
 )
 
-// store returns the store in CacheDir, or one in the directory of the build.
-func (p *Project) store() (*contents.Store, error) {
-	dir := p.cfg.CacheDir
+// store returns the store in CacheDir, which builds share, or one in the directory of the build.
+func (p *Project) store() (_ *contents.Store, shared bool, err error) {
+	dir, shared := p.cfg.CacheDir, true
 	if dir == "" || !private(dir) {
+		shared = false
 		dir = filepath.Join(p.cfg.Dir, "archives")
 		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return nil, oserr.Hint(err, p.cfg.Dir)
+			return nil, false, oserr.Hint(err, p.cfg.Dir)
 		}
 	}
-	return &contents.Store{Dir: dir, Bytes: keepBytes, Age: keepTime}, nil
+	return &contents.Store{Dir: dir, Bytes: keepBytes, Age: keepTime}, shared, nil
 }
 
 // private makes a directory if it is missing, and reports whether only this user can use it.

@@ -1445,7 +1445,10 @@ type PlaceRequest struct {
 	// ask says that the request names the archive, and has no data.
 	Ask bool `protobuf:"varint,3,opt,name=ask,proto3" json:"ask,omitempty"`
 	// data is a piece of the archive, of at most 1 MiB.
-	Data          []byte `protobuf:"bytes,4,opt,name=data,proto3" json:"data,omitempty"`
+	Data []byte `protobuf:"bytes,4,opt,name=data,proto3" json:"data,omitempty"`
+	// after is the number of archives that were placed before. A step runner that does not know it answers
+	// ALREADY_EXISTS.
+	After         int32 `protobuf:"varint,5,opt,name=after,proto3" json:"after,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1506,6 +1509,13 @@ func (x *PlaceRequest) GetData() []byte {
 		return x.Data
 	}
 	return nil
+}
+
+func (x *PlaceRequest) GetAfter() int32 {
+	if x != nil {
+		return x.After
+	}
+	return 0
 }
 
 type PlaceResponse struct {
@@ -1574,7 +1584,9 @@ type CollectRequest struct {
 	// paths are patterns of files and directories, relative to the directory. A directory stands for all that is in it.
 	Paths []string `protobuf:"bytes,1,rep,name=paths,proto3" json:"paths,omitempty"`
 	// offset is how many bytes of the archive the caller already has.
-	Offset        int64 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
+	Offset int64 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
+	// keep says that later builds may place the archive: the step runner keeps it like those of Place.
+	Keep          bool `protobuf:"varint,3,opt,name=keep,proto3" json:"keep,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1621,6 +1633,13 @@ func (x *CollectRequest) GetOffset() int64 {
 		return x.Offset
 	}
 	return 0
+}
+
+func (x *CollectRequest) GetKeep() bool {
+	if x != nil {
+		return x.Keep
+	}
+	return false
 }
 
 type CollectResponse struct {
@@ -1893,19 +1912,21 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\x06failed\x10\x02\x12\r\n" +
 	"\tcancelled\x10\x03\"8\n" +
 	"\fListResponse\x12(\n" +
-	"\x04jobs\x18\x01 \x03(\v2\x14.stepmux.v1.JobStateR\x04jobs\"`\n" +
+	"\x04jobs\x18\x01 \x03(\v2\x14.stepmux.v1.JobStateR\x04jobs\"v\n" +
 	"\fPlaceRequest\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x10\n" +
 	"\x03ask\x18\x03 \x01(\bR\x03ask\x12\x12\n" +
-	"\x04data\x18\x04 \x01(\fR\x04data\"Q\n" +
+	"\x04data\x18\x04 \x01(\fR\x04data\x12\x14\n" +
+	"\x05after\x18\x05 \x01(\x05R\x05after\"Q\n" +
 	"\rPlaceResponse\x12\x16\n" +
 	"\x06wanted\x18\x01 \x01(\x03R\x06wanted\x12\x16\n" +
 	"\x06stored\x18\x02 \x01(\bR\x06stored\x12\x10\n" +
-	"\x03dir\x18\x03 \x01(\tR\x03dir\">\n" +
+	"\x03dir\x18\x03 \x01(\tR\x03dir\"R\n" +
 	"\x0eCollectRequest\x12\x14\n" +
 	"\x05paths\x18\x01 \x03(\tR\x05paths\x12\x16\n" +
-	"\x06offset\x18\x02 \x01(\x03R\x06offset\"M\n" +
+	"\x06offset\x18\x02 \x01(\x03R\x06offset\x12\x12\n" +
+	"\x04keep\x18\x03 \x01(\bR\x04keep\"M\n" +
 	"\x0fCollectResponse\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x12\n" +

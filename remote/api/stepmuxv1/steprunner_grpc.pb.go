@@ -525,7 +525,7 @@ type FilesClient interface {
 	// Place makes the directory for the job, with the files of an archive in it. The first request names the archive. The
 	// answer says how many of its last bytes are wanted: 0 if it is there. A request that names it again asks again; the
 	// others carry the wanted bytes. The answer after the last byte has stored set. The last answer has the directory; it
-	// is the only one if the directory was made before.
+	// is the only one if the archive was placed before. A call with after unpacks a further archive over the others.
 	Place(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[PlaceRequest, PlaceResponse], error)
 	// Collect packs files of the directory that Place has made, once the job has ended, and streams the archive. A call
 	// with an offset goes on with the archive of the call before.
@@ -582,7 +582,7 @@ type FilesServer interface {
 	// Place makes the directory for the job, with the files of an archive in it. The first request names the archive. The
 	// answer says how many of its last bytes are wanted: 0 if it is there. A request that names it again asks again; the
 	// others carry the wanted bytes. The answer after the last byte has stored set. The last answer has the directory; it
-	// is the only one if the directory was made before.
+	// is the only one if the archive was placed before. A call with after unpacks a further archive over the others.
 	Place(grpc.BidiStreamingServer[PlaceRequest, PlaceResponse]) error
 	// Collect packs files of the directory that Place has made, once the job has ended, and streams the archive. A call
 	// with an offset goes on with the archive of the call before.

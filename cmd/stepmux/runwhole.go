@@ -1,0 +1,342 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/stepmux/stepmux/connector/files"
+	"github.com/stepmux/stepmux/connector/place"
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/batch"
+	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/whole"
+	"github.com/stepmux/stepmux/internal/standalone/whole/carry"
+	"github.com/stepmux/stepmux/internal/termtext"
+	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
+)
+
+// notWhole are the flags of run that have no meaning for a whole pipeline, with the reasons.
+var notWhole = map[string]string{
+	"builds":        "a pipeline runs each job once; parallel in the file makes several builds of it",
+	"each":          "a job of a pipeline runs on one VM",
+	"matrix":        "parallel:matrix in the file gives the builds of a job their variables",
+	"max-failures":  "allow_failure and when in the file say how a pipeline goes on",
+	"artifacts":     "the file names the artifacts of its jobs",
+	"artifacts-dir": "artifacts go to the jobs that need them",
+}
+
+// isWhole reports whether the flags ask for the whole pipeline of the only FILE.
+func (f *runFlags) isWhole(cmd *cobra.Command, sources []standalone.Source) (bool, error) {
+	for _, src := range sources {
+		if src.Format == standalone.GitHub {
+			continue // the reader refuses it
+		}
+		wanted, flag, err := f.whole.isAsked(cmd, src, f.jobName)
+		switch {
+		case err != nil:
+			return false, err
+		case !wanted:
+			continue
+		case len(sources) > 1:
+			return false, fmt.Errorf("%s: a pipeline is the only FILE of a run; name one of its jobs with --job-name, or run "+
+				"the files one after the other", src.Name)
+		}
+		for name, why := range notWhole {
+			if cmd.Flags().Changed(name) && flag != "" {
+				return false, fmt.Errorf("--%s is for one job, and --%s for a whole pipeline: %s", name, flag, why)
+			}
+			if cmd.Flags().Changed(name) {
+				return false, fmt.Errorf("--%s is for one job, which --job-name names: %s", name, why)
+			}
+		}
+		return true, nil
+	}
+	if flag := changed(cmd, wholeNames); flag != "" && len(sources) == 0 {
+		return false, fmt.Errorf("--%s is for a .gitlab-ci.yml", flag)
+	}
+	return false, nil
+}
+
+// runWhole runs the pipeline of src on VMs, or lists its jobs.
+func (f *runFlags) runWhole(cmd *cobra.Command, r *jobReader, src standalone.Source) error {
+	if err := r.ofProject(&src); err != nil {
+		return err
+	}
+	if err := f.whole.event.apply(cmd.Context(), &src, src.WorkDir); err != nil {
+		return err
+	}
+	p, notices, err := f.whole.plan(src, f.jobName)
+	if err != nil {
+		return err
+	}
+	if f.whole.list {
+		return listJobs(cmd.OutOrStdout(), p, f.output == "json")
+	}
+	if err := f.checkWhole(src, p); err != nil {
+		return err
+	}
+	notices = append(notices, standalone.WarningsToTell(warningsOf(p))...)
+	removeTraces, err := f.prepare(cmd.Context(), []string{src.Name}, len(p.Jobs), f.way.PassphraseCommand)
+	if err != nil {
+		return err
+	}
+	defer removeTraces()
+
+	ctx, abort, stop := endings(cmd.Context(), f.endSignals()...)
+	defer stop()
+	given := runInput{inContainers: f.inImage || f.spec.Image != "" || f.spec.Container != ""}
+	if given.bootstrap, err = f.bootstraps(); err != nil {
+		return err
+	}
+	return f.shown(ctx, abort, cmd, func(ctx context.Context, show *reporter) error {
+		for _, text := range notices {
+			show.say("note: " + text)
+		}
+		vms, err := f.open(ctx, given, show)
+		if err != nil {
+			return err
+		}
+		defer vms.close()
+		show.watch(len(p.Jobs), vms.provider.Stat)
+		return f.runPipeline(ctx, abort, src, p, &onVMs{runFlags: f, reader: r, vms: vms, show: show, file: src.Name})
+	})
+}
+
+// checkWhole checks the flags, and that p, the pipeline of src, can run.
+func (f *runFlags) checkWhole(src standalone.Source, p *whole.Pipeline) error {
+	if len(p.Jobs) == 0 {
+		return fmt.Errorf("%s: no job runs; --list says why", src.Name)
+	}
+	if err := whole.Check(p); err != nil {
+		return fmt.Errorf("%s: %w", src.Name, err)
+	}
+	if err := f.checkScripts(warningsOf(p)); err != nil {
+		return err
+	}
+	if err := f.whole.checkTests(flagFile{"the job", src.Name}); err != nil {
+		return err
+	}
+	if err := f.check(f.inImage); err != nil {
+		return err
+	}
+	if err := f.checkPlaces(p); err != nil {
+		return fmt.Errorf("%s: %w", src.Name, err)
+	}
+	return nil
+}
+
+// runPipeline runs the jobs of p, and shows how they ended.
+func (f *runFlags) runPipeline(
+	ctx, abort context.Context, src standalone.Source, p *whole.Pipeline, on *onVMs,
+) error {
+	_, _ = rand.Read(on.prefix[:]) // never fails
+	report, err := f.runJobsOf(ctx, abort, src, p, on)
+	if report == nil {
+		if errors.Is(err, whole.ErrNothingToResume) {
+			return fmt.Errorf("--resume: %w", err)
+		}
+		return systemError(err)
+	}
+	if !on.show.json {
+		on.show.summary(on.reports, on.vms.provider.Stat())
+	}
+	report.ExitCode = wholeCode(ctx, report, err)
+	return f.unlessLost(withCode(report.ExitCode, errors.Join(err, f.whole.write(report, on.show))))
+}
+
+// leastReady is how many jobs wait for a slot at least, besides twice as many as there are slots: more would only cost
+// memory, as each has its text ready.
+const leastReady = 128
+
+// runJobsOf runs the jobs of p.
+func (f *runFlags) runJobsOf(
+	ctx, abort context.Context, src standalone.Source, p *whole.Pipeline, on *onVMs,
+) (report *whole.Report, err error) {
+	temp, err := makeTempDir(ctx, "pipeline-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, temp.remove()) }()
+	of, err := f.whole.config(ctx, standalone.Config{
+		WorkDir: src.WorkDir, TempDir: temp.path, Timeout: f.timeout,
+	}, src, p, on.show)
+	if err != nil {
+		return nil, err
+	}
+	of.Executor, of.Name = on, "run "+of.Name // the files of a VM are not those of this machine
+	if of.Slots == 0 {
+		of.Slots = leastReady
+		for _, vm := range on.vms.provider.Stat().Instances {
+			of.Slots += 2 * vm.Capacity
+		}
+	}
+	return whole.Run(ctx, abort, p, of)
+}
+
+// onVMs carries out the jobs of a pipeline as builds on VMs.
+type onVMs struct {
+	*runFlags
+	reader *jobReader
+	vms    *runVMs
+	show   *reporter
+	file   string // with the pipeline
+	prefix [3]byte
+	number atomic.Int64 // of the last build
+
+	mu      sync.Mutex // guards the following
+	reports []batch.Report
+	told    map[string]bool // caches without an effect
+}
+
+// Execute implements [carry.Executor].
+func (v *onVMs) Execute(ctx, abort context.Context, a *carry.Attempt) (*carry.Outcome, error) {
+	build, err := v.build(a) //nolint:contextcheck // provenance is signed when a build has ended, also after ctx
+	if err != nil {
+		a.Say(err.Error())
+		return &carry.Outcome{Report: &standalone.Report{Status: whole.Failure, Reason: standalone.Invalid}}, nil
+	}
+	v.noteCaches(a)
+	var packed *os.File
+	defer func() {
+		if packed != nil {
+			packed.Close()
+			_ = os.Remove(packed.Name()) // fails if the archive was kept
+		}
+	}()
+	if patterns := a.Patterns(); len(patterns) > 0 {
+		build.Job.Artifacts = &files.Artifacts{
+			Paths: patterns, Keep: true, Dir: string(a.Shelf), Take: func(_ context.Context, from *os.File) (err error) {
+				packed, err = takeOver(from, filepath.Join(string(a.Shelf), ".of-"+build.ID))
+				return err
+			},
+		}
+	}
+	v.show.about(build.ID, v.file+" "+termtext.Line(a.Name), a.Warnings)
+	one := v.batch(v.vms, v.show)
+	one.Builds, one.Timeout = []batch.Build{build}, a.Timeout
+	started := one.OnStart
+	one.OnStart = func(build, on string) {
+		started(build, on)
+		a.Started()
+	}
+	report := batch.Run(ctx, abort, v.vms.provider, one)[0]
+	v.mu.Lock()
+	v.reports = append(v.reports, report)
+	v.mu.Unlock()
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	return a.GatherFrom(ctx, packed, reportOf(report))
+}
+
+// takeOver gives a file that will be removed another name.
+func takeOver(from *os.File, to string) (*os.File, error) {
+	if err := os.Rename(from.Name(), to); err != nil {
+		return nil, err
+	}
+	return os.Open(to)
+}
+
+// reportOf returns the report of a job that ran on a VM.
+func reportOf(r batch.Report) *standalone.Report {
+	if r.Err == nil {
+		return &standalone.Report{Status: whole.Success}
+	}
+	report := &standalone.Report{Status: whole.Failure, Reason: standalone.System}
+	switch r.Err.Reason {
+	case instance.ScriptFailure:
+		report.Reason, report.ExitCode = standalone.Script, new(r.Err.ExitCode)
+	case instance.JobExecutionTimeout:
+		report.Reason = standalone.TimedOut
+	case instance.ConfigurationError, instance.RunnerSystemFailure, instance.JobCanceled:
+	}
+	return report
+}
+
+// build returns the build of an attempt.
+func (v *onVMs) build(a *carry.Attempt) (b batch.Build, err error) {
+	if n := len(a.Patterns()); n > wire.MaxPatterns || len(strings.Join(a.Patterns(), "")) > wire.MaxPatternBytes {
+		return b, fmt.Errorf("its artifacts and reports have %d patterns: on a VM use at most %d of %d bytes together", n,
+			wire.MaxPatterns, wire.MaxPatternBytes)
+	}
+	job, err := v.reader.onVM(v.file, a.Job)
+	if err != nil {
+		return b, err
+	}
+	if b.Place, err = v.placeIn(job.own); err != nil {
+		return b, err
+	}
+	b.ID = fmt.Sprintf("%x-%d", v.prefix, v.number.Add(1))
+	over := v.options()
+	if a.Timeout > 0 {
+		over = over.With(&stepmuxv1.Job{Timeout: durationpb.New(a.Timeout)})
+	}
+	job.Job.Job = (&stepmuxv1.Job{Env: map[string]string{"CI": "true", "CI_JOB_ID": b.ID}}).With(job.Job.Job).With(over)
+	job.Project = archiveOf(a.Archives[0])
+	for _, more := range a.Archives[1:] {
+		job.Overlays = append(job.Overlays, archiveOf(more))
+	}
+	b.Job, b.Log, b.Labels = v.traced(job.Job, b.ID, v.show.say), notClosed{a.Stdout}, v.selected
+	return b, nil
+}
+
+// archiveOf returns an archive as one for a VM.
+func archiveOf(a carry.Archive) *files.Project {
+	return &files.Project{
+		Digest: a.Digest, Size: a.Size,
+		Open: func(context.Context) (io.ReadSeekCloser, error) { return os.Open(a.Path) },
+	}
+}
+
+// notClosed is a log that another owner closes.
+type notClosed struct{ io.Writer }
+
+// Close does nothing.
+func (notClosed) Close() error { return nil }
+
+// noteCaches names the caches of a job, which have no effect, each once.
+func (v *onVMs) noteCaches(a *carry.Attempt) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, c := range a.Caches {
+		if v.told == nil {
+			v.told = map[string]bool{}
+		}
+		if text := strings.Join(c.Paths, ", "); !v.told[text] {
+			v.told[text] = true
+			a.Say(fmt.Sprintf("caches are not kept on VMs: the job runs without that of %.160q", text))
+		}
+	}
+}
+
+// checkPlaces returns an error if it is certain that a job of p has no place.
+func (f *runFlags) checkPlaces(p *whole.Pipeline) error {
+	if !f.inImage {
+		_, err := placeOf(&f.imageFlags, &f.podFlags, nil)
+		return err
+	}
+	return eachContainer(p, func(_ *standalone.Job, own *place.Spec) error {
+		_, err := f.placeIn(own)
+		return err
+	})
+}
+
+// placeIn returns the place of a job that describes its container by own, which may be nil.
+func (f *runFlags) placeIn(own *place.Spec) (place.Description, error) {
+	if f.inImage && f.spec.Image == "" && (own == nil || own.Image == "") {
+		return nil, errNoImage
+	}
+	return placeOf(&f.imageFlags, &f.podFlags, own)
+}

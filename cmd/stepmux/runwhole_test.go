@@ -1,0 +1,152 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/testing/remotetest"
+	"github.com/stepmux/stepmux/internal/testing/runnertest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
+)
+
+// apartVMs are VMs that share no cache. The test counts what they get, and can cut one off.
+type apartVMs struct {
+	inventory, knownHosts string
+	got                   [2]atomic.Int64 // bytes, by VM
+	proxies               [2]*sshtest.TCPProxy
+}
+
+func startApartVMs(t *testing.T) *apartVMs {
+	t.Helper()
+	v, text := &apartVMs{}, ""
+	var hosts []byte
+	for i := range v.got {
+		s := sshtest.OpenSSH(t, "SetEnv SHLVL=1 XDG_CACHE_HOME="+t.TempDir())
+		counted := sshtest.Listen(t, "tcp", "127.0.0.1:0", func(client net.Conn) {
+			defer client.Close()
+			server, err := net.Dial("tcp", s.Addr)
+			if err != nil {
+				return
+			}
+			defer server.Close()
+			var copying sync.WaitGroup
+			copying.Go(func() {
+				n, _ := io.Copy(server, struct{ io.Reader }{client})
+				v.got[i].Add(n)
+				server.Close()
+			})
+			_, _ = io.Copy(client, struct{ io.Reader }{server})
+			client.Close()
+			copying.Wait()
+		})
+		v.proxies[i] = sshtest.Proxy(t, counted)
+		via := s.Via(t, v.proxies[i].Addr())
+		known, err := os.ReadFile(via.KnownHosts)
+		require.NoError(t, err)
+		hosts = append(hosts, known...)
+		if text == "" {
+			text = "instances:\n"
+		}
+		text += fmt.Sprintf("  - {id: vm-%d, address: %q, user: %q, key: %q, runner: %q, capacity: 1}\n", i+1, via.Addr,
+			s.User, s.IdentityFile, runnertest.Manager(t))
+	}
+	dir := t.TempDir()
+	v.inventory, v.knownHosts = filepath.Join(dir, "fleet.yml"), filepath.Join(dir, "known_hosts")
+	require.NoError(t, os.WriteFile(v.inventory, []byte(text), 0o600))
+	require.NoError(t, os.WriteFile(v.knownHosts, hosts, 0o600))
+	return v
+}
+
+// pipeline returns a command that runs a pipeline on the VMs, with results in JSON.
+func (v *apartVMs) pipeline(t *testing.T, text string) *exec.Cmd {
+	t.Helper()
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, ".gitlab-ci.yml"), []byte(text), 0o600))
+	cmd := exec.Command(runnertest.Manager(t), "run", "--inventory", v.inventory, "--known-hosts", v.knownHosts,
+		"--isolation", "off", "--output", "json", ".gitlab-ci.yml")
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), "XDG_CACHE_HOME="+t.TempDir())
+	return cmd
+}
+
+// jobOf returns the job and the VM in a line of the results. Both are empty in the line of the pipeline.
+func jobOf(t *testing.T, line []byte) (job, vm string) {
+	t.Helper()
+	var result struct{ File, Instance string }
+	require.NoError(t, json.Unmarshal(line, &result))
+	return strings.TrimPrefix(result.File, ".gitlab-ci.yml "), result.Instance
+}
+
+// An artifact of 1 MiB goes once to a VM that lacks it, however many jobs there need it, and not at all to the one on
+// which it was made.
+func TestArtifactsAreSentOnceToAVM(t *testing.T) {
+	t.Parallel()
+	v := startApartVMs(t)
+	cmd := v.pipeline(t, `
+make: {stage: build, script: [head -c 1048576 /dev/urandom > made], artifacts: {paths: [made]}}
+use: {parallel: 6, script: [test $(wc -c < made) = 1048576]}
+`)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	require.NoError(t, err, stderr.String())
+	used, maker := map[string]bool{}, ""
+	for line := range bytes.Lines(out) {
+		job, vm := jobOf(t, line)
+		if used[vm] = true; job == "make" {
+			maker = vm
+		}
+	}
+	require.Len(t, used, 3, "both VMs, and the line of the pipeline: %s", out)
+	const mib = 1 << 20
+	for i := range v.got {
+		got := v.got[i].Load()
+		if maker == fmt.Sprintf("vm-%d", i+1) {
+			require.Less(t, got, int64(mib/2), "it has the artifact")
+			continue
+		}
+		require.Greater(t, got, int64(mib))
+		require.Less(t, got, int64(mib+mib/2), "it needs the artifact once")
+	}
+}
+
+// The artifacts of a VM that is lost are on this machine.
+func TestAPipelineGoesOnWithoutAVM(t *testing.T) {
+	t.Parallel()
+	v := startApartVMs(t)
+	wait, open := remotetest.Gate(t, filepath.Join(sshtest.SocketDir(t), "gate"))
+	cmd := v.pipeline(t, `
+make: {stage: build, script: [echo made > made], artifacts: {paths: [made]}}
+hold: {stage: build, script: ['`+wait+`']}
+use: {parallel: 2, script: [cat made]}
+`)
+	stderr := &sshtest.Log{}
+	cmd.Stderr = stderr
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	lines, ended := bufio.NewScanner(stdout), map[string]string{}
+	for lines.Scan() {
+		job, vm := jobOf(t, lines.Bytes())
+		if ended[job] = vm; job == "make" {
+			v.proxies[vm[len(vm)-1]-'1'].Close()
+			open()
+		}
+	}
+	require.NoError(t, cmd.Wait(), stderr)
+	require.NotEqual(t, ended["make"], ended["hold"])
+	require.Equal(t, ended["hold"], ended["use 1/2"])
+	require.Equal(t, ended["hold"], ended["use 2/2"])
+}

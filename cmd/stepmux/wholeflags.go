@@ -1,0 +1,193 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/checkout"
+	"github.com/stepmux/stepmux/internal/standalone/githubpipeline"
+	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
+	"github.com/stepmux/stepmux/internal/standalone/gitlabpipeline"
+	"github.com/stepmux/stepmux/internal/standalone/whole"
+	"github.com/stepmux/stepmux/internal/termtext"
+	"github.com/stepmux/stepmux/remote/step/engine"
+)
+
+// wholeFlags choose the jobs of a whole pipeline.
+type wholeFlags struct {
+	jobs   int
+	list   bool
+	needs  bool
+	resume bool
+	tests  string
+	choice whole.Choice
+	event  eventFlags
+}
+
+// wholeNames are the names of wholeFlags.
+var wholeNames = []string{"jobs", "list", "needs", "manual", "resume", "report-junit", "stage", "skip", "skip-trigger",
+	"wait-delayed",
+}
+
+// register registers the flags. jobs is the default of --jobs, which the help calls otherwise.
+func (f *wholeFlags) register(fl *pflag.FlagSet, jobs int, otherwise string) {
+	fl.IntVar(&f.jobs, "jobs", jobs, "run at most so many jobs of a pipeline at once (default: "+otherwise+")")
+	fl.Lookup("jobs").DefValue = ""
+	fl.BoolVar(&f.list, "list", false, "list the jobs of the pipeline, with their needs, and those that it does not "+
+		"have; run nothing")
+	fl.BoolVar(&f.needs, "needs", false, "with --job-name: also run the jobs that the job needs")
+	fl.BoolVar(&f.resume, "resume", false, "run only the jobs that failed or did not run in the last run of this file, "+
+		"with the artifacts of the others")
+	fl.StringArrayVar(&f.choice.Manual, "manual", nil, "also run this manual `JOB`; repeatable")
+	fl.StringArrayVar(&f.choice.Stages, "stage", nil, "run only the jobs of this `STAGE`; repeatable")
+	fl.StringArrayVar(&f.choice.Skip, "skip", nil, "leave out this `JOB`; repeatable")
+	fl.BoolVar(&f.choice.SkipTriggers, "skip-trigger", false, "leave out jobs that start pipelines which cannot run here, "+
+		"such as those of other projects")
+	fl.BoolVar(&f.choice.WaitDelayed, "wait-delayed", false, "let delayed jobs wait for their time (start_in)")
+	grouped(fl, pipelineGroup)
+	f.event.register(fl)
+	fileFlag(fl, &f.tests, "report-junit", "write the reports:junit of all jobs to this `FILE`, as one report")
+	grouped(fl, fileGroup)
+}
+
+// isAsked reports whether the flags ask for the whole pipeline of src, and returns one of them that does. jobName is
+// the job that the flags name.
+func (f *wholeFlags) isAsked(
+	cmd *cobra.Command, src standalone.Source, jobName string,
+) (is bool, flag string, err error) {
+	if err := checkFormat(cmd, src); err != nil {
+		return false, "", err
+	}
+	flag = changed(cmd, wholeNames)
+	switch {
+	case cmd.Flags().Changed("jobs") && f.jobs < 1:
+		return false, "", errors.New("--jobs: use a number above 0")
+	case f.needs && jobName == "":
+		return false, "", errors.New("--needs: name the job with --job-name")
+	case jobName != "" && !f.needs && flag != "":
+		return false, "", fmt.Errorf("--%s is for a whole pipeline; with --job-name it needs --needs", flag)
+	case jobName != "":
+		return f.needs, flag, nil
+	default:
+		return isPipeline(src), flag, nil
+	}
+}
+
+// changed returns the first of the flags that is given, or an empty text.
+func changed(cmd *cobra.Command, names []string) string {
+	if i := slices.IndexFunc(names, func(name string) bool { return cmd.Flags().Changed(name) }); i >= 0 {
+		return names[i]
+	}
+	return ""
+}
+
+// plan returns the chosen jobs of the pipeline of src. jobName, if not empty, is the only job, with its needs.
+func (f *wholeFlags) plan(
+	src standalone.Source, jobName string,
+) (p *whole.Pipeline, notices []string, err error) {
+	if src.Format == standalone.GitHub {
+		p, notices, err = githubpipeline.Read(src)
+	} else {
+		if f.event.event == "" {
+			push := gitlabci.Variable{Name: "CI_PIPELINE_SOURCE", Value: "push"}
+			src.Predefined = append(slices.Clip(src.Predefined), push)
+		}
+		src.Skip = f.choice.Skip
+		p, err = gitlabpipeline.Read(src)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	if p.Out != "" {
+		return nil, nil, fmt.Errorf("%s: no job runs: with these variables %s starts no pipeline", src.Name, p.Out)
+	}
+	f.choice.Job = jobName
+	if err := p.Choose(f.choice); err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", src.Name, err)
+	}
+	return p, append(notices, src.Notices...), nil
+}
+
+// warningsOf returns the warnings about the jobs of p and of its children, each once.
+func warningsOf(p *whole.Pipeline) (all []standalone.Problem) {
+	for _, j := range p.Jobs {
+		more := j.Warnings
+		if j.Trigger != nil && j.Trigger.Child != nil {
+			more = append(slices.Clip(more), warningsOf(j.Trigger.Child)...)
+		}
+		for _, w := range more {
+			if !slices.Contains(all, w) {
+				all = append(all, w)
+			}
+		}
+	}
+	return all
+}
+
+// checkTests checks --report-junit, which may not be a file of others.
+func (f *wholeFlags) checkTests(others ...flagFile) error {
+	if f.tests == "" {
+		return nil
+	}
+	if err := standalone.CheckOutputFile(f.tests); err != nil {
+		return fmt.Errorf("--report-junit: %w", err)
+	}
+	return areApart(others, flagFile{"--report-junit", f.tests})
+}
+
+// config returns the configuration for a run of p, the pipeline of src, whose project is in the work directory of cfg.
+func (f *wholeFlags) config(
+	ctx context.Context, cfg standalone.Config, src standalone.Source, p *whole.Pipeline, show *reporter,
+) (of whole.Config, err error) {
+	note := func(text string) { show.say("note: " + text) }
+	files, err := projectFiles(ctx, cfg.WorkDir, 0, note)
+	if err != nil {
+		return of, fmt.Errorf("find the files of the project: %w", err)
+	}
+	stages := newStageView(p)
+	show.watchLines(stages.lines)
+	single := len(p.Jobs)+len(p.Left) == 1 && p.Jobs[0].Trigger == nil
+	of = whole.Config{
+		Config: cfg, Files: files, Slots: f.jobs, Resume: f.resume, WithTests: f.tests != "",
+		Name: filepath.Join(cfg.WorkDir, src.Name), Say: note,
+		Output: func(job string) (stdout, stderr io.Writer, end func()) {
+			out, errs := show.text(termtext.Line(job)), show.text(termtext.Line(job))
+			if single {
+				out.prefix, errs.prefix = nil, nil
+			}
+			return out, errs, func() { _, _ = out.Close(), errs.Close() }
+		},
+		Watch: func(job, status string) {
+			stages.observe(job, status)
+			show.draw()
+		},
+	}
+	if base, err := os.UserCacheDir(); err == nil {
+		of.CachesDir = engine.CachesOf(base, engine.LocalProject(cfg.WorkDir))
+		repository := engine.LocalProject(checkout.Repository(ctx, cfg.WorkDir))
+		of.StateDir = filepath.Join(base, "stepmux-pipelines", repository)
+	}
+	return of, nil
+}
+
+// write shows how the jobs of a pipeline ended, and writes the report of their tests.
+func (f *wholeFlags) write(report *whole.Report, show *reporter) (err error) {
+	if show.json {
+		err = writeJSON(show.out, report)
+	} else {
+		summarize(show, report)
+	}
+	if f.tests != "" {
+		err = errors.Join(err, standalone.WriteFile(f.tests, report.Tests))
+	}
+	return err
+}
