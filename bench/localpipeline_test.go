@@ -163,8 +163,8 @@ func against(r *results, other string) {
 	r.ratio("local", other, other)
 }
 
-// benchmarkChain measures jobs that wait for one another: handoff is from the last line of a job to the first one of the
-// job that waits for it alone, and start from the slot of a job to its first line.
+// benchmarkChain measures jobs that wait for one another. handoff is from the last line of a job to the first line of
+// the next one, and start from the slot of a job to its first line.
 func benchmarkChain(b *testing.B, jobs int) {
 	var text strings.Builder
 	for i := range jobs {

@@ -50,8 +50,8 @@ func (f *wholeFlags) register(fl *pflag.FlagSet, jobs int, otherwise string) {
 	fl.StringArrayVar(&f.choice.Manual, "manual", nil, "also run this manual `JOB`; repeatable")
 	fl.StringArrayVar(&f.choice.Stages, "stage", nil, "run only the jobs of this `STAGE`; repeatable")
 	fl.StringArrayVar(&f.choice.Skip, "skip", nil, "leave out this `JOB`; repeatable")
-	fl.BoolVar(&f.choice.SkipTriggers, "skip-trigger", false, "leave out jobs that start pipelines which cannot run here, "+
-		"such as those of other projects")
+	fl.BoolVar(&f.choice.SkipTriggers, "skip-trigger", false, "leave out jobs that start pipelines which cannot run here: "+
+		"those of other projects")
 	fl.BoolVar(&f.choice.WaitDelayed, "wait-delayed", false, "let delayed jobs wait for their time (start_in)")
 	grouped(fl, pipelineGroup)
 	f.event.register(fl)

@@ -19,7 +19,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
-// executor returns what carries out the jobs of a whole pipeline, which runs with cfg.
+// executor returns the executor of the jobs of a whole pipeline, which runs with cfg.
 func (f *localFlags) executor(cfg whole.Config) (carry.Executor, error) {
 	local := carry.Local{Config: cfg.Config, CachesDir: cfg.CachesDir}
 	if !f.inContainer.wanted() {

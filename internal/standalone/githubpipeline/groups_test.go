@@ -52,7 +52,7 @@ func (tr *trial) beside(text string, others ...string) (reports []*whole.Report,
 }
 
 // As on GitHub, one run of a workflow's group runs and one waits. A newer one replaces the one that waits, which then
-// runs nothing, and with cancel-in-progress the one that runs, which runs what its conditions allow.
+// runs nothing, and with cancel-in-progress the one that runs, whose always() still holds.
 func TestRunsOfAConcurrencyGroup(t *testing.T) {
 	file := func(cancels bool, run string) string {
 		return fmt.Sprintf(`
@@ -65,8 +65,8 @@ jobs:
 	}
 	gate := filepath.Join(t.TempDir(), "go")
 	open, wait := "touch "+gate, "echo ready; until test -e "+gate+"; do sleep 0.01; done"
-	const replaced = "a cancelled (a newer run of its concurrency group took its place), b cancelled (a newer run of its " +
-		"concurrency group took its place)"
+	const replaced = "a cancelled (a newer run of its concurrency group took its place), " +
+		"b cancelled (a newer run of its concurrency group took its place)"
 
 	tr := newTrial(t)
 	reports, others := tr.beside(file(false, "echo ready; sleep 600"), file(false, open), file(true, open))

@@ -246,11 +246,11 @@ func TestNamesOfJobs(t *testing.T) {
 // A project tests its own components by including them as of its commit: they are in its directory templates.
 func TestComponentsOfTheProjectItselfAreItsFiles(t *testing.T) {
 	own := project{
-		"templates/lint.yml":          "spec: {inputs: {stage: }}\n---\nlint: {stage: '$[[ inputs.stage ]]', script: [echo lint]}\n",
+		"templates/lint.yml":          "spec: {inputs: {s: }}\n---\nlint: {stage: '$[[ inputs.s ]]', script: [echo lint]}\n",
 		"templates/scan/template.yml": "scan: {script: [echo scan]}\n",
 	}
 	file, err := Read("ci.yml", []byte(`include:
-- {component: $CI_SERVER_FQDN/$CI_PROJECT_PATH/lint@$CI_COMMIT_SHA, inputs: {stage: build}}
+- {component: $CI_SERVER_FQDN/$CI_PROJECT_PATH/lint@$CI_COMMIT_SHA, inputs: {s: build}}
 - component: ${CI_SERVER_HOST}/${CI_PROJECT_PATH}/scan@$CI_COMMIT_REF_NAME
 `), own.config())
 	require.NoError(t, err)
@@ -299,8 +299,8 @@ job: {extends: [.go, .more, .lint, .template, .scan, .own]}
 	file, err = Read("ci.yml", []byte("include: {project: a/b, file: c.yml}\nj: {stage: test}\n"), own.config())
 	require.NoError(t, err)
 	_, err = file.Job("j")
-	require.ErrorContains(t, err, `has nothing to run; give it a script or a run; it may be in a file that this one includes `+
-		`from elsewhere (project "a/b" "c.yml")`, "the script may be there, too")
+	require.ErrorContains(t, err, `has nothing to run; give it a script or a run; it may be in a file that this one `+
+		`includes from elsewhere (project "a/b" "c.yml")`, "the script may be there, too")
 
 	_, err = Read("ci.yml", []byte("include: {project: group/tools, file: /gone.yml}\nj: {script: [x]}\n"), cfg)
 	require.ErrorContains(t, err, `ci.yml:1:11: include: read "group/tools/gone.yml": `, "where to save it")

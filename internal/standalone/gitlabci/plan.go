@@ -28,7 +28,7 @@ type Pipeline struct {
 	Left []Left
 	// Out names the key by which there is no pipeline: then it has no jobs. Otherwise it is empty.
 	Out string
-	// OnNewCommit is what a newer pipeline ends of this one: conservative, interruptible or none.
+	// OnNewCommit is the part of this pipeline that a newer one ends: a value of on_new_commit.
 	OnNewCommit string
 
 	endsOnFailure bool
@@ -304,7 +304,8 @@ func (d *draft) readRun(planned *Planned, node *pipeline.Node, job *Job) {
 	node.Optional = node.MayFail.Any || allowed == nil && valueOfNode(own) == "manual"
 	node.MayFail.Any = node.MayFail.Any || allowed == nil && valueOfNode(own) == "manual"
 	d.readRetry(node)
-	planned.Interruptible = d.yes("interruptible", cmp.Or(find(d.ruling.rule, "interruptible"), d.key("interruptible")), false)
+	interruptible := cmp.Or(find(d.ruling.rule, "interruptible"), d.key("interruptible"))
+	planned.Interruptible = d.yes("interruptible", interruptible, false)
 	if n := d.key("timeout"); n != nil {
 		planned.Timeout = d.duration("timeout", n)
 	}

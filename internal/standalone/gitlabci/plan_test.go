@@ -251,7 +251,7 @@ d: {stage: test}
 	cfg := project{}.config()
 	cfg.Skip = []string{"a", "b", "d"}
 	p := planOf(t, text, cfg)
-	require.Equal(t, []Left{{"a", "a", "", NotChosen}, {"d", "d", "", NotChosen}}, p.Left, "b is read: others may choose it")
+	require.Equal(t, []Left{{"a", "a", "", NotChosen}, {"d", "d", "", NotChosen}}, p.Left, "b has no mistake")
 	require.Equal(t, []string{"b", "c"}, []string{p.Jobs[0].Name, p.Jobs[1].Name})
 	require.Equal(t, "", edges(p, "b"))
 }
