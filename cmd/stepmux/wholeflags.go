@@ -34,7 +34,8 @@ type wholeFlags struct {
 }
 
 // wholeNames are the names of wholeFlags.
-var wholeNames = []string{"jobs", "list", "needs", "manual", "resume", "report-junit", "stage", "skip", "skip-trigger",
+var wholeNames = []string{
+	"jobs", "list", "needs", "manual", "resume", "report-junit", "stage", "skip", "skip-trigger",
 	"wait-delayed",
 }
 
@@ -50,8 +51,7 @@ func (f *wholeFlags) register(fl *pflag.FlagSet, jobs int, otherwise string) {
 	fl.StringArrayVar(&f.choice.Manual, "manual", nil, "also run this manual `JOB`; repeatable")
 	fl.StringArrayVar(&f.choice.Stages, "stage", nil, "run only the jobs of this `STAGE`; repeatable")
 	fl.StringArrayVar(&f.choice.Skip, "skip", nil, "leave out this `JOB`; repeatable")
-	fl.BoolVar(&f.choice.SkipTriggers, "skip-trigger", false, "leave out jobs that start pipelines which cannot run here: "+
-		"those of other projects")
+	fl.BoolVar(&f.choice.SkipTriggers, "skip-trigger", false, "leave out jobs that start pipelines of other projects")
 	fl.BoolVar(&f.choice.WaitDelayed, "wait-delayed", false, "let delayed jobs wait for their time (start_in)")
 	grouped(fl, pipelineGroup)
 	f.event.register(fl)

@@ -18,7 +18,7 @@ import (
 func (tr *trial) beside(text string, others ...string) (reports []*whole.Report, all []*trial) {
 	tr.t.Helper()
 	tr.cfg.StateDir, tr.cfg.Name = filepath.Join(tr.t.TempDir(), "p"), "ci.yml"
-	reports = make([]*whole.Report, len(others))
+	reports = make([]*whole.Report, len(others)+1)
 	var rest sync.WaitGroup
 	var once sync.Once
 	start := func() {
@@ -46,9 +46,9 @@ func (tr *trial) beside(text string, others ...string) (reports []*whole.Report,
 			once.Do(func() { rest.Go(start) })
 		}
 	}
-	first := tr.run(tr.t.Context(), text)
+	reports[len(others)] = tr.run(tr.t.Context(), text)
 	rest.Wait()
-	return append(reports, first), all
+	return reports, all
 }
 
 // As on GitHub, one run of a workflow's group runs and one waits. A newer one replaces the one that waits, which then

@@ -93,7 +93,7 @@ func (p *Pipeline) chooseBelow(c Choice, keep []bool) error {
 		if j.Trigger == nil {
 			continue
 		}
-		keep[i] = keep[i] && !(c.SkipTriggers && j.Trigger.Other != "")
+		keep[i] = keep[i] && (!c.SkipTriggers || j.Trigger.Other == "")
 		j.Trigger.choice = &below
 		if child := j.Trigger.Child; child != nil {
 			if err := child.Choose(below); err != nil {

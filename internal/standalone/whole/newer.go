@@ -51,7 +51,7 @@ func (r *runner) series(ctx context.Context, p *Pipeline) (own context.Context, 
 	}
 	own, stop := context.WithCancelCause(ctx)
 	interruptible, end := context.WithCancelCause(context.WithoutCancel(ctx))
-	r.redundant.interruptible = interruptible
+	r.redundant.interruptible = interruptible //nolint:fatcontext // it is the run's, and set once
 	unwatch := t.watch(own, func() {
 		switch {
 		case p.Newer == EndInterruptible:
