@@ -14,6 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -149,4 +150,31 @@ use: {parallel: 2, script: [cat made]}
 	require.NotEqual(t, ended["make"], ended["hold"])
 	require.Equal(t, ended["hold"], ended["use 1/2"])
 	require.Equal(t, ended["hold"], ended["use 2/2"])
+}
+
+func TestAJobWhoseVMIsLostIsRetried(t *testing.T) {
+	t.Parallel()
+	v := startApartVMs(t)
+	wait, open := remotetest.Gate(t, filepath.Join(sshtest.SocketDir(t), "gate"))
+	cmd := v.pipeline(t, "hold: {retry: 1, script: [echo begun, '"+wait+"']}\n")
+	stdout, stderr := &sshtest.Log{}, &sshtest.Log{}
+	cmd.Stdout, cmd.Stderr = stdout, stderr
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	require.Eventually(t, func() bool { return strings.Contains(stderr.String(), "\nbegun\n") }, bound, time.Millisecond)
+	lost := v.proxies[0]
+	if lost.Conns() == 0 {
+		lost = v.proxies[1]
+	}
+	lost.Close()
+	open()
+	require.NoError(t, cmd.Wait(), stderr)
+	var lines []string
+	for line := range strings.Lines(stdout.String()) {
+		lines = append(lines, line)
+	}
+	require.Len(t, lines, 3)
+	require.Contains(t, lines[0], `"reason":"runner_system_failure"`)
+	require.Contains(t, lines[1], `"status":"success"`)
+	require.Contains(t, lines[2], `"name":"hold","stage":"test","status":"success","attempts":2`)
 }

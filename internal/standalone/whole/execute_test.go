@@ -1,13 +1,16 @@
 package whole_test
 
 import (
+	"archive/tar"
 	"context"
+	"errors"
 	"io"
 	"os"
 	"strings"
 	"sync"
 	"testing"
 
+	"github.com/klauspost/compress/zstd"
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/internal/standalone"
@@ -137,6 +140,39 @@ c: {script: [":"], needs: []}
 `), tr.cfg)
 	require.ErrorContains(t, err, `job "a": unpack the artifacts`)
 	require.Equal(t, `a failed, b skipped ("a": failed), c success`, told(report))
+}
+
+// Artifacts of a machine that is hostile lead nowhere: the job that gets them fails.
+func TestArtifactsThatEscape(t *testing.T) {
+	tr := newTrial(t, files{"p": "p"})
+	there := &elsewhere{t: t, attempts: map[string]int{}, digests: map[string]bool{}}
+	tr.cfg.Executor = executor(func(ctx context.Context, a *carry.Attempt) (*carry.Outcome, error) {
+		if a.Name != "a" {
+			return there.Execute(ctx, t.Context(), a)
+		}
+		file, err := os.Create(a.Shelf.Path(".hostile"))
+		if err != nil {
+			return nil, err
+		}
+		defer file.Close()
+		z, err := zstd.NewWriter(file)
+		if err != nil {
+			return nil, err
+		}
+		w := tar.NewWriter(z)
+		err = errors.Join(w.WriteHeader(&tar.Header{Name: "../up", Mode: 0o600}), w.Close(), z.Close())
+		if err != nil {
+			return nil, err
+		}
+		return a.GatherFrom(ctx, file, &standalone.Report{Status: whole.Success})
+	})
+	report, err := whole.Run(t.Context(), t.Context(), tr.read(`
+a: {stage: build, script: [":"], artifacts: {paths: [f]}}
+b: {script: [touch ran]}
+c: {script: [touch ran], needs: []}
+`), tr.cfg)
+	require.ErrorContains(t, err, `job "b": unpack "../up": the entry's name has .. in it`)
+	require.Equal(t, `a success, b failed, c success`, told(report))
 }
 
 type executor func(ctx context.Context, a *carry.Attempt) (*carry.Outcome, error)
