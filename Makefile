@@ -221,6 +221,12 @@ faults-report: ## write the tables of docs/reliability.md from the results in bi
 
 ##@ Measure
 
+# They are large, and no benchmark needs them: those that are not there are reported as missing.
+.PHONY: bin/peers
+bin/peers: ## install the programs that BenchmarkLocalPipeline measures beside local; needs npm and the network
+	npm install --no-audit --no-fund --prefix bin/peers gitlab-ci-local@4.60.0
+	GOBIN=$(CURDIR)/bin/peers go install github.com/nektos/act@v0.2.89
+
 .PHONY: bench
 bench: ## run the benchmarks that match BENCH, all in about ten minutes; with QUICK=1 the main ones, small; see bin/bench.txt
 	mkdir -p bin

@@ -42,6 +42,8 @@ const (
 	uncontended = "Pool/goroutines=1/keys=1"
 	executor    = "CustomExecutor"
 	spending    = "Price/processor-time"
+	planStages  = "LocalPipeline/plan/stages=2"
+	planNeeds   = "LocalPipeline/plan/needs=50"
 )
 
 // goals are all of them, in the order of a build's life.
@@ -257,6 +259,23 @@ var goals = []goal{
 		says: "memory of an idle VM (PSS): its relay and all that is kept ready, MiB", bench: "Price/idle",
 		metric: "now-PSS-MiB", most: 14,
 	},
+
+	{
+		says:  "200 jobs of true in 4 stages by local, over gitlab-ci-local (cut off after 3 minutes)",
+		bench: "LocalPipeline/gitlab/jobs=200", metric: "local-x/gitlab-ci-local", most: 1.0 / 40, given: true,
+	},
+	{
+		says: "50 jobs of true of a workflow by local, over act without containers", bench: "LocalPipeline/github/jobs=50",
+		metric: "local-x/act", most: 0.5, given: true,
+	},
+	{
+		says:  "end of a job to the first line of the job that waits for it alone, over the start of a job",
+		bench: "LocalPipeline/chain", metric: "handoff-x/start", most: 1.2,
+	},
+	{says: "plan of two stages of 5,000 jobs, from the file, ms", bench: planStages, metric: "plan-ms", most: 1000},
+	{says: "its memory beyond that of one job (RSS), MiB", bench: planStages, metric: "more-MiB", most: 100},
+	{says: "plan of 10,000 jobs with 50 needs, from the file, ms", bench: planNeeds, metric: "plan-ms", most: 5000},
+	{says: "its memory beyond that of one job (RSS), MiB", bench: planNeeds, metric: "more-MiB", most: 300},
 
 	{
 		says: "logins to 100 VMs at once over a distance, over one", bench: "Pool/fleet=100/rtt=50ms",

@@ -255,11 +255,11 @@ func (f *localFlags) runContained(
 	if traced != nil {
 		return nil, fmt.Errorf("read how the job went: %w", traced)
 	}
-	return reportOf(file)
+	return reportIn(file)
 }
 
-// reportOf returns the report of a job from its trace.
-func reportOf(file *traceFile) (*standalone.Report, error) {
+// reportIn returns the report of a job from its trace.
+func reportIn(file *traceFile) (*standalone.Report, error) {
 	t, err := trace.Read(file.path)
 	if err != nil {
 		return nil, err

@@ -327,29 +327,16 @@ func (f *runFlags) checkPlaces(p *whole.Pipeline) error {
 		_, err := placeOf(&f.imageFlags, &f.podFlags, nil)
 		return err
 	}
-	for _, j := range p.Jobs {
-		if j.Prepare == nil || j.Trigger != nil {
-			continue
-		}
-		prepared, err := j.Prepare(nil)
-		if err != nil { // the values of other jobs may be missing
-			continue
-		}
-		own, err := containerOf(prepared.Job)
-		if err == nil {
-			_, err = f.placeIn(own)
-		}
-		if err != nil {
-			return fmt.Errorf("the job %.64q: %w", j.Name, err)
-		}
-	}
-	return nil
+	return eachContainer(p, func(_ *standalone.Job, own *place.Spec) error {
+		_, err := f.placeIn(own)
+		return err
+	})
 }
 
 // placeIn returns the place of a job that describes its container by own, which may be nil.
 func (f *runFlags) placeIn(own *place.Spec) (place.Description, error) {
 	if f.inImage && f.spec.Image == "" && (own == nil || own.Image == "") {
-		return nil, errors.New("--in-image: the job names no image; name one by --image")
+		return nil, errNoImage
 	}
 	return placeOf(&f.imageFlags, &f.podFlags, own)
 }

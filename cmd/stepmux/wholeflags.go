@@ -102,6 +102,7 @@ func (f *wholeFlags) plan(
 			push := gitlabci.Variable{Name: "CI_PIPELINE_SOURCE", Value: "push"}
 			src.Predefined = append(slices.Clip(src.Predefined), push)
 		}
+		src.Skip = f.choice.Skip
 		p, err = gitlabpipeline.Read(src)
 	}
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/internal/standalone/whole"
 	"github.com/stepmux/stepmux/internal/standalone/whole/carry"
@@ -18,7 +19,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
-// executor returns what carries out the jobs of a whole pipeline, which runs with cfg.
+// executor returns the executor of the jobs of a whole pipeline, which runs with cfg.
 func (f *localFlags) executor(cfg whole.Config) (carry.Executor, error) {
 	local := carry.Local{Config: cfg.Config, CachesDir: cfg.CachesDir}
 	if !f.inContainer.wanted() {
@@ -43,37 +44,42 @@ func (f *localFlags) executor(cfg whole.Config) (carry.Executor, error) {
 	return local, nil
 }
 
-// checkImages returns an error if a job of p, or of a pipeline that it starts, cannot have a container. Values that other
-// jobs make are not known yet: those of an image are checked when its job starts.
+// checkImages returns an error if it is certain that a job of p can have no container.
 func (f *localFlags) checkImages(p *whole.Pipeline) error {
 	if !f.inContainer.wanted() {
 		return nil
 	}
-	for _, j := range p.Jobs {
-		var err error
-		switch {
-		case j.Trigger != nil && j.Trigger.Child != nil:
-			err = f.checkImages(j.Trigger.Child)
-		case j.Prepare != nil && j.Trigger == nil:
-			err = f.checkImage(j)
+	return eachContainer(p, func(j *standalone.Job, _ *place.Spec) error {
+		if f.inContainer.ofJob && !bytes.Contains(j.Container, []byte("image")) {
+			return errNoImage
 		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+		return nil
+	})
 }
 
-func (f *localFlags) checkImage(j *whole.Job) error {
-	prepared, err := j.Prepare(nil)
-	if err == nil {
-		_, err = containerOf(prepared.Job)
-	}
-	if err == nil && f.inContainer.ofJob && !bytes.Contains(prepared.Container, []byte("image")) {
-		err = errNoImage
-	}
-	if err != nil {
-		return fmt.Errorf("the job %.64q: %w", j.Name, err)
+// eachContainer calls check with the jobs of p and of the pipelines that these start, and with the containers that they
+// describe, or nil. Values that other jobs make are not known yet.
+func eachContainer(p *whole.Pipeline, check func(j *standalone.Job, own *place.Spec) error) error {
+	for _, j := range p.Jobs {
+		if j.Trigger != nil && j.Trigger.Child != nil {
+			if err := eachContainer(j.Trigger.Child, check); err != nil {
+				return err
+			}
+		}
+		if j.Prepare == nil || j.Trigger != nil {
+			continue
+		}
+		prepared, err := j.Prepare(nil)
+		if err != nil { // the values of other jobs may be missing
+			continue
+		}
+		own, err := containerOf(prepared.Job)
+		if err == nil {
+			err = check(prepared.Job, own)
+		}
+		if err != nil {
+			return fmt.Errorf("the job %.64q: %w", j.Name, err)
+		}
 	}
 	return nil
 }

@@ -13,8 +13,7 @@ import (
 	"github.com/stepmux/stepmux/internal/testing/runnertest"
 )
 
-// The user of a container is root. A user who is not root could neither read the artifacts of the job nor remove its
-// directory.
+// The user of a container is root. Another user could neither read the artifacts of the job nor remove its directory.
 func TestFilesOfAJobsContainerAreThoseOfTheUser(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("part missing: root, which runs a command as another user")

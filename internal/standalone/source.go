@@ -73,6 +73,8 @@ type Source struct {
 	Vars []engine.Variable
 	// Env is added to the environment of the steps. What the text says takes precedence.
 	Env map[string]string
+	// Skip are jobs of a whole pipeline that the caller leaves out. They may have mistakes.
+	Skip []string
 	// InContainer says that the caller runs the job in the container that the job describes. Then there is no notice
 	// about that.
 	InContainer bool
@@ -346,7 +348,7 @@ func openGitLabCI(src Source) (*gitlabci.File, error) {
 	}
 	cfg := gitlabci.Config{
 		Open: open, Changed: src.Changed, ProjectDir: src.WorkDir, Matrix: src.Matrix, InContainer: src.InContainer,
-		Colours: src.Colours, Given: plainVars(src.Vars), Inputs: src.Inputs,
+		Colours: src.Colours, Skip: src.Skip, Given: plainVars(src.Vars), Inputs: src.Inputs,
 		List: func() ([]string, error) { return listFiles(src) },
 		Predefined: append(slices.Clip(src.Predefined), gitlabci.Variable{Name: "CI", Value: "true"},
 			gitlabci.Variable{Name: "CI_PROJECT_NAME", Value: filepath.Base(src.WorkDir)}),

@@ -18,7 +18,7 @@ import (
 func (tr *trial) beside(text string, others ...string) (reports []*whole.Report, all []*trial) {
 	tr.t.Helper()
 	tr.cfg.StateDir, tr.cfg.Name = filepath.Join(tr.t.TempDir(), "p"), "ci.yml"
-	reports = make([]*whole.Report, len(others))
+	reports = make([]*whole.Report, len(others)+1)
 	var rest sync.WaitGroup
 	var once sync.Once
 	start := func() {
@@ -46,13 +46,13 @@ func (tr *trial) beside(text string, others ...string) (reports []*whole.Report,
 			once.Do(func() { rest.Go(start) })
 		}
 	}
-	first := tr.run(tr.t.Context(), text)
+	reports[len(others)] = tr.run(tr.t.Context(), text)
 	rest.Wait()
-	return append(reports, first), all
+	return reports, all
 }
 
 // As on GitHub, one run of a workflow's group runs and one waits. A newer one replaces the one that waits, which then
-// runs nothing, and with cancel-in-progress the one that runs, which runs what its conditions allow.
+// runs nothing, and with cancel-in-progress the one that runs, whose always() still holds.
 func TestRunsOfAConcurrencyGroup(t *testing.T) {
 	file := func(cancels bool, run string) string {
 		return fmt.Sprintf(`
@@ -65,8 +65,8 @@ jobs:
 	}
 	gate := filepath.Join(t.TempDir(), "go")
 	open, wait := "touch "+gate, "echo ready; until test -e "+gate+"; do sleep 0.01; done"
-	const replaced = "a cancelled (a newer run of its concurrency group took its place), b cancelled (a newer run of its " +
-		"concurrency group took its place)"
+	const replaced = "a cancelled (a newer run of its concurrency group took its place), " +
+		"b cancelled (a newer run of its concurrency group took its place)"
 
 	tr := newTrial(t)
 	reports, others := tr.beside(file(false, "echo ready; sleep 600"), file(false, open), file(true, open))

@@ -192,12 +192,12 @@ func merge(builds []whole.Before) (result string, outputs map[string]string) {
 
 // resultOf returns the result of a job or of a build.
 func resultOf(b whole.Before) string {
-	switch {
-	case b.State == pipeline.Succeeded || b.State == pipeline.Warned:
+	switch b.State { //nolint:exhaustive // the others have not run
+	case pipeline.Succeeded, pipeline.Warned:
 		return action.Succeeded
-	case b.State == pipeline.Cancelled:
+	case pipeline.Cancelled:
 		return action.Cancelled
-	case b.State == pipeline.Failed:
+	case pipeline.Failed:
 		return action.Failed
 	default:
 		return action.Skipped

@@ -24,7 +24,8 @@ jobs:
     needs: plan
     strategy: {fail-fast: false, matrix: {n: "${{ fromJSON(needs.plan.outputs.list) }}"}}
     outputs: {made1: "${{ steps.s.outputs.made1 }}", made2: "${{ steps.s.outputs.made2 }}"}
-    steps: [{id: s, run: 'echo "made${{ matrix.n }}=n${{ matrix.n }}" >> "$GITHUB_OUTPUT"; test ${{ matrix.n }} != BAD'}]
+    env: {N: "${{ matrix.n }}"}
+    steps: [{id: s, run: 'echo "made$N=n$N" >> "$GITHUB_OUTPUT"; test $N != BAD'}]
   off: {if: false, steps: [{run: 'true'}]}
   use: {needs: test, steps: [{run: "echo said ${{ join(needs.test.outputs.*) }}"}]}
   apart: {needs: plan, if: always(), steps: [{run: echo said apart}]}

@@ -52,7 +52,8 @@ func (d *draft) compile(job *Job) {
 		parts["run"] = nil // from default, where it is for jobs without a script
 	}
 	if parts["run"] == nil && parts["script"] == nil {
-		t.failf(d.at, "the job%s has nothing to run; give it a script or a run", lang.QuoteName(d.name))
+		t.failf(d.at, "the job%s has nothing to run; give it a script or a run%s", lang.QuoteName(d.name),
+			d.file.mayBeElsewhere())
 		return
 	}
 	job.Script = parts["script"] != nil

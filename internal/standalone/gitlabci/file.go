@@ -39,6 +39,8 @@ type Config struct {
 	// InContainer says that the caller runs jobs in the containers that they describe. Then there is no notice about
 	// that.
 	InContainer bool
+	// Skip are names of jobs that the caller leaves out of the pipeline. They may have mistakes.
+	Skip []string
 	// Colours says that the commands of a script are shown in colours before they run.
 	Colours bool
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -96,6 +97,9 @@ func (in *includer) elsewhere(at *yaml.Node, kind string, entry *yaml.Node) *yam
 	if entry.Kind == yaml.MappingNode {
 		value = find(entry, kind)
 	}
+	if own := ownComponent.FindStringSubmatch(value.Value); kind == "component" && own != nil && in.place == "" {
+		return in.component(at, entry, own[1])
+	}
 	expand := func(n *yaml.Node) string { return in.known().expand(variable{at: n, value: n.Value}) }
 	top, files := "", []string{expand(value)}
 	switch kind {
@@ -135,10 +139,29 @@ func (in *includer) elsewhere(at *yaml.Node, kind string, entry *yaml.Node) *yam
 	in.open = func(name string) ([]byte, error) { return in.file.cfg.Other(path.Join(top, name)) }
 	var all *yaml.Node
 	for _, file := range files {
-		all = in.file.tree.merge(all, in.readAs(entry, at, file, "other: "+top))
+		all = in.file.tree.merge(all, in.readAs(entry, at, file, otherPlace+top))
 	}
 	return all
 }
+
+// ownComponent matches a component of the project itself, as of its commit: so projects test their components.
+var ownComponent = regexp.MustCompile(
+	`^\$\{?CI_SERVER_(?:FQDN|HOST)\}?/\$\{?CI_PROJECT_PATH\}?/([\w-]+)@\$\{?CI_COMMIT_\w+\}?$`,
+)
+
+// component reads a component of the project: templates/NAME.yml or templates/NAME/template.yml.
+func (in *includer) component(at, entry *yaml.Node, name string) *yaml.Node {
+	file := "templates/" + name + ".yml"
+	if in.open != nil {
+		if _, err := in.open(file); err != nil {
+			file = "templates/" + name + "/template.yml"
+		}
+	}
+	return in.readAs(entry, at, file, "")
+}
+
+// otherPlace is the beginning of the place of a file in the directory for files from elsewhere.
+const otherPlace = "other: "
 
 // made reads a file of an entry that a job has made.
 func (in *includer) made(at, entry *yaml.Node, file string) *yaml.Node {
@@ -196,6 +219,9 @@ func (in *includer) readAs(entry, at *yaml.Node, name, place string) *yaml.Node 
 		return &yaml.Node{}
 	}
 	shown := fmt.Sprintf(" %.160q", name)
+	if top, isOther := strings.CutPrefix(place, otherPlace); isOther {
+		shown = fmt.Sprintf(" %.160q", path.Join(top, name)) // its path in the directory for such files
+	}
 	if strings.Contains(at.Value, "$") && lang.Quote(strings.ReplaceAll(name, "/", " ")) == "" {
 		shown = "" // it has the value of a variable
 	}

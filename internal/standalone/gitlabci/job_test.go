@@ -243,6 +243,23 @@ func TestNamesOfJobs(t *testing.T) {
 	}
 }
 
+// A project tests its own components by including them as of its commit: they are in its directory templates.
+func TestComponentsOfTheProjectItselfAreItsFiles(t *testing.T) {
+	own := project{
+		"templates/lint.yml":          "spec: {inputs: {s: }}\n---\nlint: {stage: '$[[ inputs.s ]]', script: [echo lint]}\n",
+		"templates/scan/template.yml": "scan: {script: [echo scan]}\n",
+	}
+	file, err := Read("ci.yml", []byte(`include:
+- {component: $CI_SERVER_FQDN/$CI_PROJECT_PATH/lint@$CI_COMMIT_SHA, inputs: {s: build}}
+- component: ${CI_SERVER_HOST}/${CI_PROJECT_PATH}/scan@$CI_COMMIT_REF_NAME
+`), own.config())
+	require.NoError(t, err)
+	require.ElementsMatch(t, []string{"lint", "scan"}, file.Jobs())
+	_, err = Read("ci.yml", []byte("include: {component: $CI_SERVER_FQDN/$CI_PROJECT_PATH/gone@$CI_COMMIT_SHA}\n"),
+		own.config())
+	require.ErrorContains(t, err, `ci.yml:1:11: include: read "templates/gone/template.yml": `)
+}
+
 func TestIncludesFromElsewhereAreReadOrLeftOut(t *testing.T) {
 	const text = `include:
 - {project: group/tools, file: [/ci/go.yml, more.yml], ref: v1}
@@ -278,6 +295,15 @@ job: {extends: [.go, .more, .lint, .template, .scan, .own]}
 	require.Contains(t, script(j), "echo scan")
 	require.Len(t, j.Notices, 1)
 	require.Contains(t, j.Notices[0], `include: component "$CI_SERVER_FQDN/group/scan/scan@2.0"`)
+
+	file, err = Read("ci.yml", []byte("include: {project: a/b, file: c.yml}\nj: {stage: test}\n"), own.config())
+	require.NoError(t, err)
+	_, err = file.Job("j")
+	require.ErrorContains(t, err, `has nothing to run; give it a script or a run; it may be in a file that this one `+
+		`includes from elsewhere (project "a/b" "c.yml")`, "the script may be there, too")
+
+	_, err = Read("ci.yml", []byte("include: {project: group/tools, file: /gone.yml}\nj: {script: [x]}\n"), cfg)
+	require.ErrorContains(t, err, `ci.yml:1:11: include: read "group/tools/gone.yml": `, "where to save it")
 
 	file, err = Read("ci.yml", []byte(text), own.config())
 	require.NoError(t, err)

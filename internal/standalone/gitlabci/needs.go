@@ -149,7 +149,7 @@ func (l *linker) find(i int, n need) []int {
 	}
 	switch {
 	case len(all) > 0:
-	case n.optional:
+	case n.optional, slices.Contains(l.file.cfg.Skip, n.at.Value):
 		return nil
 	case n.matrix != nil && len(l.builds[n.at.Value]) > 0:
 		t.failf(n.matrix, "the job%s needs builds of the job%s, and its %s have other values", job, needed,

@@ -28,7 +28,7 @@ type Pipeline struct {
 	Left []Left
 	// Out names the key by which there is no pipeline: then it has no jobs. Otherwise it is empty.
 	Out string
-	// OnNewCommit is what a newer pipeline ends of this one: conservative, interruptible or none.
+	// OnNewCommit is the part of this pipeline that a newer one ends: a value of on_new_commit.
 	OnNewCommit string
 
 	endsOnFailure bool
@@ -81,18 +81,15 @@ func (f *File) Pipeline() (*Pipeline, error) {
 	}
 	stages, jobs := f.stages(), f.Jobs()
 	for _, name := range jobs {
-		d := f.find(name)
-		d.check()
-		d.checkPlace(stages, jobs)
-		for _, s := range d.shares() {
-			if f.tree.Err != nil {
-				return nil, f.tree.Err
-			}
-			one := *d
-			one.planned = true
-			if err := p.add(&one, s, stages); err != nil {
-				return nil, err
-			}
+		added, left := len(p.Jobs), len(p.Left)
+		err := p.addAll(name, stages, jobs)
+		if err != nil && !slices.Contains(f.cfg.Skip, name) {
+			return nil, err
+		}
+		if err != nil {
+			f.tree.Err = nil
+			p.Jobs, p.Graph.Nodes = p.Jobs[:added], p.Graph.Nodes[:added]
+			p.Left = append(p.Left[:left], Left{name, name, "", NotChosen})
 		}
 	}
 	ends := []string{stages[0], stages[len(stages)-1]} // .pre and .post
@@ -103,6 +100,28 @@ func (f *File) Pipeline() (*Pipeline, error) {
 		p.Jobs = nil
 	}
 	return p, p.link(stages)
+}
+
+// NotChosen is why a job is left out that the caller skips.
+const NotChosen = "not chosen"
+
+// addAll adds all builds of a job.
+func (p *Pipeline) addAll(name string, stages, jobs []string) error {
+	f := p.file
+	d := f.find(name)
+	d.check()
+	d.checkPlace(stages, jobs)
+	for _, s := range d.shares() {
+		if f.tree.Err != nil {
+			return f.tree.Err
+		}
+		one := *d
+		one.planned = true
+		if err := p.add(&one, s, stages); err != nil {
+			return err
+		}
+	}
+	return f.tree.Err
 }
 
 // outByWorkflow returns the key of workflow by which there is no pipeline, if there is one, and sets its name.
@@ -285,7 +304,8 @@ func (d *draft) readRun(planned *Planned, node *pipeline.Node, job *Job) {
 	node.Optional = node.MayFail.Any || allowed == nil && valueOfNode(own) == "manual"
 	node.MayFail.Any = node.MayFail.Any || allowed == nil && valueOfNode(own) == "manual"
 	d.readRetry(node)
-	planned.Interruptible = d.yes("interruptible", cmp.Or(find(d.ruling.rule, "interruptible"), d.key("interruptible")), false)
+	interruptible := cmp.Or(find(d.ruling.rule, "interruptible"), d.key("interruptible"))
+	planned.Interruptible = d.yes("interruptible", interruptible, false)
 	if n := d.key("timeout"); n != nil {
 		planned.Timeout = d.duration("timeout", n)
 	}

@@ -235,6 +235,27 @@ b: {script: [echo "$URL"], variables: {URL: none, LINK: "$URL/x", BOTH: file}}
 	}
 }
 
+// A job that the caller skips may be one that cannot be read, such as one whose base is in a file from elsewhere.
+func TestSkippedJobsMayHaveMistakes(t *testing.T) {
+	const text = `
+include: {project: group/tools, file: base.yml}
+a: {extends: .gone, script: [x]}
+b: {script: [x], needs: [a]}
+c: {script: [x], needs: [{job: b}], dependencies: [a]}
+d: {stage: test}
+`
+	file, err := Read("ci.yml", []byte(text), project{}.config())
+	require.NoError(t, err)
+	_, err = file.Pipeline()
+	require.ErrorContains(t, err, `there is no job ".gone"`)
+	cfg := project{}.config()
+	cfg.Skip = []string{"a", "b", "d"}
+	p := planOf(t, text, cfg)
+	require.Equal(t, []Left{{"a", "a", "", NotChosen}, {"d", "d", "", NotChosen}}, p.Left, "b has no mistake")
+	require.Equal(t, []string{"b", "c"}, []string{p.Jobs[0].Name, p.Jobs[1].Name})
+	require.Equal(t, "", edges(p, "b"))
+}
+
 // A child pipeline may be of files in the directory of --includes. Without it, the job can be left out.
 func TestChildPipelinesOfFilesFromElsewhere(t *testing.T) {
 	const text = `

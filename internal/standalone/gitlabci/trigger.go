@@ -106,7 +106,7 @@ func (d *draft) child(trigger, include *yaml.Node, job *Job, artifact ReadArtifa
 	cfg := f.cfg
 	cfg.depth++
 	cfg.artifact = artifact
-	cfg.Inputs, cfg.Matrix = nil, nil
+	cfg.Inputs, cfg.Matrix, cfg.Skip = nil, nil, nil
 	cfg.Predefined = append(slices.DeleteFunc(slices.Clone(cfg.Predefined), func(v Variable) bool {
 		return v.Name == "CI_PIPELINE_SOURCE"
 	}), Variable{"CI_PIPELINE_SOURCE", "parent_pipeline"})

@@ -23,6 +23,9 @@ type Choice struct {
 	WaitDelayed bool
 }
 
+// notChosen is why a job is left out that the caller did not choose.
+const notChosen = "not chosen"
+
 // Choose leaves out the jobs that are not chosen. Those that need them do not wait for them. An error names a job or a
 // stage that the pipeline does not have, or a job of Manual that is not manual.
 func (p *Pipeline) Choose(c Choice) (err error) {
@@ -46,6 +49,9 @@ func (p *Pipeline) Choose(c Choice) (err error) {
 	}
 	for _, name := range c.Skip {
 		builds, err := p.named(name)
+		if slices.ContainsFunc(p.Left, func(l Left) bool { return l.Name == name && l.Why == notChosen }) {
+			continue // its reader has left it out
+		}
 		if err != nil {
 			return err
 		}
@@ -87,7 +93,7 @@ func (p *Pipeline) chooseBelow(c Choice, keep []bool) error {
 		if j.Trigger == nil {
 			continue
 		}
-		keep[i] = keep[i] && !(c.SkipTriggers && j.Trigger.Other != "")
+		keep[i] = keep[i] && (!c.SkipTriggers || j.Trigger.Other == "")
 		j.Trigger.choice = &below
 		if child := j.Trigger.Child; child != nil {
 			if err := child.Choose(below); err != nil {
@@ -166,7 +172,7 @@ func (p *Pipeline) keep(list []bool) {
 	p.Jobs, p.Graph.Nodes = nil, nil
 	for i, j := range jobs {
 		if !list[i] {
-			p.Left = append(p.Left, Left{j.Name, j.Base, j.Stage, "not chosen"})
+			p.Left = append(p.Left, Left{j.Name, j.Base, j.Stage, notChosen})
 			continue
 		}
 		n := nodes[i]

@@ -75,7 +75,7 @@ gone: {extends: .s, rules: [{if: $GONE}]}
 	}
 }
 
-// Jobs that start pipelines of other projects are left out, also in child pipelines, and the others do not wait for them.
+// Jobs that start pipelines of other projects are left out, also in child pipelines. The others do not wait for them.
 func TestTriggersThatCannotRunAreLeftOut(t *testing.T) {
 	tr := newTrial(t, files{
 		"child.yml": "out: {trigger: group/other}\nc: {stage: deploy, script: [':']}\n" +

@@ -20,8 +20,8 @@ func (c *carrier) earlier(node int) (k kept, ok bool) {
 	return c.store.find(c.name(node))
 }
 
-// isAnew reports whether a job that this one needs, directly or by others, has run in this run. Then this one runs again
-// too: as on GitHub, what it has made may depend on that.
+// isAnew reports whether a job that this one needs, directly or by others, has run in this run. As on GitHub, this one
+// runs again then: its result may depend on that job.
 func (c *carrier) isAnew(node int) bool {
 	for from := range c.plan.Sources(node, pipeline.Control) {
 		if c.done[from].anew {

@@ -30,8 +30,8 @@ func newerIn(err error) error {
 	return nil
 }
 
-// turns is the state of a group, in a file that is locked while somebody reads or writes it. Each member that comes gets
-// the next number. The member that runs holds the lock of another file, and the newest of the others waits for that.
+// turns is the state of a group, in a file that is locked while it is read or written. Each member that comes gets the
+// next number. The member that runs holds the lock of another file, and the newest of the others waits for that.
 type turns struct {
 	Newest uint64 // the number of the newest member
 	Cut    uint64 // members with this number or a lower one stop, also the one that runs

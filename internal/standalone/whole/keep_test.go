@@ -148,8 +148,8 @@ hand: {stage: .post, script: ['echo said hand $(cat out)'], when: manual}
 	require.Equal(t, []string{"1 b", "better"}, []string{tr.lines("use"), tr.lines("skip")})
 	require.NotContains(t, tr.logs, "make")
 	require.NotContains(t, tr.logs, "child / good")
-	require.Equal(t, []string{`the jobs that ran earlier keep their results, and these files have changed or were written ` +
-		`since: "broken"; without --resume all jobs run`}, tr.said)
+	require.Equal(t, []string{`the jobs that ran earlier keep their results, and these files have changed or were ` +
+		`written since: "broken"; without --resume all jobs run`}, tr.said)
 
 	p = tr.read(text)
 	require.NoError(t, p.Choose(whole.Choice{Manual: []string{"hand"}}))

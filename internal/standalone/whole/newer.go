@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// Newer says what a newer run of a Series with another Version ends of an older one.
+// Newer is the part of a run that a newer run of its Series with another Version ends.
 type Newer uint8
 
 // The values of Newer.
@@ -20,7 +20,7 @@ const (
 	EndNothing
 )
 
-// redundancy is the state of a run that a newer one may end. The zero value is a run that none may end.
+// redundancy is the state of a run that a newer one may end. The zero value is a run without a Series.
 type redundancy struct {
 	interruptible context.Context // ends when jobs that are Interruptible end; nil if there is no Series
 
@@ -51,7 +51,7 @@ func (r *runner) series(ctx context.Context, p *Pipeline) (own context.Context, 
 	}
 	own, stop := context.WithCancelCause(ctx)
 	interruptible, end := context.WithCancelCause(context.WithoutCancel(ctx))
-	r.redundant.interruptible = interruptible
+	r.redundant.interruptible = interruptible //nolint:fatcontext // it is the run's, and set once
 	unwatch := t.watch(own, func() {
 		switch {
 		case p.Newer == EndInterruptible:

@@ -23,8 +23,8 @@ type Pipeline struct {
 	// with CancelInProgress, the one that runs. It is empty if other runs do not matter.
 	Group            string
 	CancelInProgress bool
-	// Series names the runs on this machine of which a newer one with another Version makes an older one redundant, and
-	// Newer says what that ends. Without a Series the run neither ends others nor is ended.
+	// Series names the runs on this machine of which a newer one with another Version makes an older one redundant. Newer
+	// is the part of this run that it ends. Without a Series the run neither ends others nor is ended.
 	Series, Version string
 	Newer           Newer
 
@@ -43,8 +43,8 @@ type Job struct {
 	Lock string
 	// Timeout bounds an attempt of the job. Zero if the job is not bounded.
 	Timeout time.Duration
-	// LateIsCancelled says that the job counts as cancelled if it takes too long, unless it may fail. Otherwise it counts as
-	// failed.
+	// LateIsCancelled says that the job counts as cancelled if it takes too long, unless it may fail. Otherwise it
+	// counts as failed.
 	LateIsCancelled bool
 	// Notices are about parts of the job that have no effect, and Warnings about scripts and values that may not mean
 	// what their author expects.
