@@ -29,13 +29,16 @@ type carrier struct {
 	done []made
 }
 
-// lateReason is the reason of the failure of a job that took too long, and timedOut says that to people.
-const lateReason, timedOut = "job_execution_timeout", "timed out"
+// TimedOut is the reason of the failure of a job that took too long.
+const TimedOut = "job_execution_timeout"
+
+// timedOut says that to people.
+const timedOut = "timed out"
 
 // The reasons of failures, in GitLab's words.
 var reasons = map[standalone.Reason]string{
 	standalone.Script:   "script_failure",
-	standalone.TimedOut: lateReason,
+	standalone.TimedOut: TimedOut,
 	standalone.System:   "runner_system_failure",
 	standalone.Invalid:  "runner_system_failure",
 }
@@ -109,7 +112,11 @@ func replaced(r pipeline.Result) pipeline.Result {
 // attempt waits for the lock of a job and for a slot, and carries the job out.
 func (c *carrier) attempt(ctx context.Context, node, number int) pipeline.Result {
 	if lock := c.pipeline.Jobs[node].Lock; lock != "" {
-		unlock, err := c.lock(ctx, lock, c.teller(node))
+		take := func() (func(), error) { return c.lock(ctx, lock, c.teller(node)) }
+		if c.cfg.Lock != nil {
+			take = func() (func(), error) { return c.cfg.Lock(ctx, lock, c.name(node), number, c.teller(node)) }
+		}
+		unlock, err := take()
 		if err != nil {
 			return c.ended(ctx, node, nil, err)
 		}
@@ -141,6 +148,8 @@ func (c *carrier) ended(ctx context.Context, node int, report *standalone.Report
 		made := &c.done[node] // its state belongs to the scheduler
 		c.store.keep(kept{Name: c.name(node), Values: made.values, Archive: made.archive})
 		return pipeline.Result{}
+	case report.Status == Cancelled:
+		return pipeline.Result{Err: errJob, As: pipeline.Cancelled, Why: Cancelled}
 	}
 	result := pipeline.Result{
 		Err: cmp.Or(context.Cause(ctx), errJob), ExitCode: exitCode(report), Reason: reasons[report.Reason],
@@ -174,7 +183,7 @@ func (c *carrier) start(ctx context.Context, node int) pipeline.Result {
 		return pipeline.Result{Err: errJob, ExitCode: 1}
 	}
 	run := func(ctx context.Context) pipeline.Result {
-		jobs, ended, err := c.carryOut(ctx, child, c.name(node)+separator, c.anew)
+		jobs, ended, err := c.carryOut(ctx, child, c.name(node)+Separator, c.anew)
 		if err != nil {
 			c.system(err)
 			return pipeline.Result{Err: err, ExitCode: exitSystem, Reason: reasons[standalone.System]}

@@ -54,7 +54,7 @@ type JobReport struct {
 func (r *Report) isComplete() bool {
 	return !slices.ContainsFunc(r.Jobs, func(j JobReport) bool {
 		switch j.Status {
-		case pipeline.Succeeded.String(), pipeline.Skipped.String(), leftOut:
+		case pipeline.Succeeded.String(), pipeline.Skipped.String(), LeftOut:
 			return j.Child != nil && !j.Child.isComplete()
 		default:
 			return true
@@ -62,8 +62,8 @@ func (r *Report) isComplete() bool {
 	})
 }
 
-// leftOut is the status of a job that the pipeline does not have.
-const leftOut = "left out"
+// LeftOut is the status of a job that the pipeline does not have.
+const LeftOut = "left out"
 
 // report returns the report of a run that has ended.
 func (c *carrier) report(run *pipeline.Progress) *Report {
@@ -95,7 +95,7 @@ func (c *carrier) report(run *pipeline.Progress) *Report {
 // addLeft adds the jobs that a pipeline does not have.
 func (r *Report) addLeft(p *Pipeline) {
 	for _, l := range p.Left {
-		r.Jobs = append(r.Jobs, JobReport{Name: l.Name, Stage: l.Stage, Status: leftOut, Why: l.Why})
+		r.Jobs = append(r.Jobs, JobReport{Name: l.Name, Stage: l.Stage, Status: LeftOut, Why: l.Why})
 	}
 }
 
@@ -128,7 +128,7 @@ func (c *carrier) jobReport(run *pipeline.Progress, node int) JobReport {
 	if !r.Started.IsZero() {
 		r.Duration = r.Finished.Sub(r.Started).Seconds()
 	}
-	late := s.Result.Reason == lateReason && s.State != pipeline.Succeeded
+	late := s.Result.Reason == TimedOut && s.State != pipeline.Succeeded
 	if late {
 		r.Why = timedOut
 	}
