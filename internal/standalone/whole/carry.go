@@ -148,7 +148,7 @@ func (c *carrier) ended(ctx context.Context, node int, report *standalone.Report
 		made := &c.done[node] // its state belongs to the scheduler
 		c.store.keep(kept{Name: c.name(node), Values: made.values, Archive: made.archive})
 		return pipeline.Result{}
-	case report.Status == Cancelled:
+	case report.Status == Cancelled && ctx.Err() == nil: // by another hand
 		return pipeline.Result{Err: errJob, As: pipeline.Cancelled, Why: Cancelled}
 	}
 	result := pipeline.Result{
