@@ -24,6 +24,8 @@ type Config struct {
 	// Play is a source of the indexes of Manual nodes to start; those that do not wait for that are ignored. While it is
 	// open, the run waits for it when all else has ended. If nil, Manual nodes do not run.
 	Play <-chan int
+	// Rests says that the run does not wait for Play.
+	Rests bool
 	// Observe is called with the status of each node whose state has changed, by the goroutine of Run. It is called with
 	// the end of a node before another one that needs it starts. May be nil.
 	Observe func(node int, s Status)
@@ -38,7 +40,7 @@ func (p *Plan) Run(ctx context.Context, carrier Carrier, cfg Config) *Progress {
 	}
 	for {
 		l.start() //nolint:contextcheck // it is in the loop
-		if l.Idle() && l.play == nil {
+		if l.Idle() && (l.play == nil || cfg.Rests && len(l.play) == 0) {
 			break
 		}
 		l.wait()

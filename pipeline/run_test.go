@@ -277,3 +277,28 @@ func TestRandomGraphsRun(t *testing.T) {
 type carryFunc func(ctx context.Context, node, attempt int) Result
 
 func (f carryFunc) Carry(ctx context.Context, node, attempt int) Result { return f(ctx, node, attempt) }
+
+// A run that rests ends while manual jobs wait, after all that was played before.
+func TestARunThatRestsDoesNotWaitForPlay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		plan, err := New(Graph{Nodes: []Node{
+			{Name: "a"},
+			{Name: "m", Manual: true, Needs: []Need{{Name: "a", Edge: Control}}},
+			{Name: "n", Manual: true},
+			{Name: "b", Needs: []Need{{Name: "m", Edge: Control}}},
+		}})
+		require.NoError(t, err)
+		play := make(chan int, 4)
+		ran := carryFunc(func(context.Context, int, int) Result { return Result{} })
+		end := plan.Run(t.Context(), ran, Config{Play: play, Rests: true, Observe: func(node int, s Status) {
+			if node == 1 && s.State == Manual {
+				play <- node
+			}
+		}})
+		states := ""
+		for node := range plan.Len() {
+			states += end.Status(node).State.String() + " "
+		}
+		require.Equal(t, "success success blocked success ", states)
+	})
+}

@@ -17,12 +17,11 @@ import (
 // projectPiece is the size of the pieces in which a project is sent to a manager.
 const projectPiece = 256 << 10
 
-// keepProject uploads a project to a manager and names it in the request. Without a project it does nothing.
-func keepProject(ctx context.Context, m pb.ManagerClient, p *packed, req *pb.SubmitRequest) error {
+// keepProject uploads a project to a manager. Without a project it does nothing.
+func keepProject(ctx context.Context, m pb.ManagerClient, p *packed) error {
 	if p == nil {
 		return nil
 	}
-	req.Project, req.ProjectBytes = p.Digest, p.Size
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := m.KeepProject(ctx)
@@ -58,7 +57,8 @@ func newArtifactsCommand() *cobra.Command {
 		Use:   "artifacts ID DIR",
 		Short: "Download the artifacts of a manager's build",
 		Long: `Get the artifacts of a build of a stepmux manager, and unpack them in DIR, which is made if it is missing.
-Files of the same name there are replaced. An archive with a file or a link that would be outside of DIR is refused.
+Files of the same name there are replaced. An archive with a file or a link that would be outside of DIR is refused. ID
+may be PIPELINE/JOB, the latest build of a job of a pipeline.
 
 ` + managerExitHelp,
 		Args: arguments("ID", "DIR"),
@@ -68,7 +68,11 @@ Files of the same name there are replaced. An archive with a file or a link that
 	cmd.ValidArgsFunction = first(f.completeBuilds(has), directories)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return f.use(cmd, func(ctx context.Context, m pb.ManagerClient) error {
-			n, err := getArtifacts(ctx, m, args[0], args[1])
+			id, err := buildNamed(ctx, m, args[0], false)
+			if err != nil {
+				return err
+			}
+			n, err := getArtifacts(ctx, m, id, args[1])
 			if err != nil {
 				return err
 			}

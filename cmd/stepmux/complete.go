@@ -110,20 +110,42 @@ func first(complete, rest cobra.CompletionFunc) cobra.CompletionFunc {
 	}
 }
 
+// lister returns words for a completion.
+type lister func(ctx context.Context, m pb.ManagerClient) (words []string, err error)
+
+// completeBy completes words of lists of a manager.
+func (f *managerFlag) completeBy(lists ...lister) cobra.CompletionFunc {
+	return completing(func(cmd *cobra.Command, _ []string) (words []string) {
+		_ = f.use(cmd, func(ctx context.Context, m pb.ManagerClient) error { // without an answer there are no completions
+			for _, list := range lists {
+				more, err := list(ctx, m)
+				if err != nil {
+					return err
+				}
+				words = append(words, more...)
+			}
+			return nil
+		})
+		return words
+	})
+}
+
+// builds lists the IDs of a manager's builds for which wanted returns true.
+func builds(wanted func(*pb.Build) bool) lister {
+	return func(ctx context.Context, m pb.ManagerClient) (ids []string, err error) {
+		list, err := m.List(ctx, &pb.ListRequest{Limit: maxCompletions})
+		for _, b := range list.GetBuilds() {
+			if wanted(b) {
+				ids = append(ids, b.GetId()+"\t"+b.GetPhase().String()+" "+termtext.Line(b.GetStepsFile()))
+			}
+		}
+		return ids, err
+	}
+}
+
 // completeBuilds completes the IDs of a manager's builds for which wanted returns true.
 func (f *managerFlag) completeBuilds(wanted func(*pb.Build) bool) cobra.CompletionFunc {
-	return completing(func(cmd *cobra.Command, _ []string) (ids []string) {
-		_ = f.use(cmd, func(ctx context.Context, m pb.ManagerClient) error { // without an answer there are no completions
-			list, err := m.List(ctx, &pb.ListRequest{Limit: maxCompletions})
-			for _, b := range list.GetBuilds() {
-				if wanted(b) {
-					ids = append(ids, b.GetId()+"\t"+b.GetPhase().String()+" "+termtext.Line(b.GetStepsFile()))
-				}
-			}
-			return err
-		})
-		return ids
-	})
+	return f.completeBy(builds(wanted))
 }
 
 // completeVMs completes the IDs of a manager's VMs.

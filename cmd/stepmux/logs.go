@@ -166,7 +166,8 @@ func newLogsCommand() *cobra.Command {
 		Use:   "logs [-f] ID",
 		Short: "Show the log of a manager's build",
 		Long: `Show the log of a build of a stepmux manager, as far as it is written. With -f the log is followed until the
-build ends. If the build failed, standard error has the reason.
+build ends. If the build failed, standard error has the reason. ID may be PIPELINE/JOB, the latest build of a job of a
+pipeline; with -f the command waits for it.
 
 ` + managerExitHelp,
 		Args: arguments("ID"),
@@ -176,9 +177,13 @@ build ends. If the build failed, standard error has the reason.
 	follow := cmd.Flags().BoolP("follow", "f", false, "follow the log until the build ends")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return f.use(cmd, func(ctx context.Context, m pb.ManagerClient) error {
-			b, err := followLog(ctx, m, args[0], *follow, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			id, err := buildNamed(ctx, m, args[0], *follow)
+			if err != nil {
+				return err
+			}
+			b, err := followLog(ctx, m, id, *follow, cmd.OutOrStdout(), cmd.ErrOrStderr())
 			if err == nil && b == nil {
-				b, err = m.Get(ctx, &pb.GetRequest{Id: args[0]})
+				b, err = m.Get(ctx, &pb.GetRequest{Id: id})
 			}
 			if err == nil {
 				_ = managedOutcome(b, cmd.ErrOrStderr()) // the exit code is not the build's

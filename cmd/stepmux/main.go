@@ -160,7 +160,7 @@ Start with:  stepmux run examples/hello.yml
 	}{
 		{"Run builds on VMs", []*cobra.Command{
 			newRunCommand(), newManagerCommand(), newSubmitCommand(), newLogsCommand(), newCancelCommand(),
-			newArtifactsCommand(), newBuildsCommand(),
+			newArtifactsCommand(), newBuildsCommand(), newPipelinesCommand(), newPlayCommand(), newRetryCommand(),
 		}},
 		{"Look after VMs", []*cobra.Command{
 			newPsCommand(), newDrainCommand(), newUndrainCommand(), newDoctorCommand(), newCacheCommand(),

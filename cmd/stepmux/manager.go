@@ -30,6 +30,7 @@ import (
 	"github.com/stepmux/stepmux/internal/flagfile"
 	"github.com/stepmux/stepmux/internal/gcpace"
 	"github.com/stepmux/stepmux/internal/plural"
+	"github.com/stepmux/stepmux/internal/standalone/managed"
 )
 
 const (
@@ -278,7 +279,7 @@ func (f *managerFlags) settings() (group int, open manager.Config, err error) {
 	return group, manager.Config{
 		Dir: f.state, KeyFile: f.key, NATS: nats, Linger: f.linger, EndBuilds: f.embedsVM(), Keep: f.keep,
 		LogBytes: logBytes, FileBytes: fileBytes, Version: buildinfo.Version(), Place: f.place,
-		StrictScripts: f.strict,
+		StrictScripts: f.strict, Pipelines: managed.Pipelines{},
 	}, err
 }
 

@@ -11,10 +11,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -31,7 +29,6 @@ import (
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/pause"
-	"github.com/stepmux/stepmux/internal/plural"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
@@ -252,18 +249,23 @@ type submitFlags struct {
 	retry     string
 	wait      bool
 	keepTrace bool
+	whole     wholeFlags
 }
 
 func newSubmitCommand() *cobra.Command {
 	var f submitFlags
 	cmd := &cobra.Command{
 		Use:   "submit [flags] FILE",
-		Short: "Queue a build of a job's steps at a stepmux manager",
+		Short: "Queue a build of a job's steps, or a pipeline, at a stepmux manager",
 		Long: `Queue a build of the steps in FILE at a stepmux manager. FILE is a YAML document with a run: list, a shell
-script, a .gitlab-ci.yml (one of its jobs runs: --job-name), or - for standard input. A run: list with the keys image
-and services runs in a container or a pod, as with 'stepmux run'. The build's ID is printed once the manager has stored
-the request. With --wait, the command shows the log and exits with the build's exit code, as run does. If you interrupt
-it, the build continues.
+script, a .gitlab-ci.yml, or - for standard input. A run: list with the keys image and services runs in a container or a
+pod, as with 'stepmux run'. The build's ID is printed once the manager has stored the request. With --wait, the command
+shows the log and exits with the build's exit code, as run does. If you interrupt it, the build continues.
+
+A .gitlab-ci.yml is queued as a whole pipeline, unless --job-name chooses a job. Each job becomes a build as soon as its
+needs have ended, with the files of --project (default: the current directory) and the artifacts that the file gives
+it. A pipeline with a blocking manual job that --manual does not name is blocked there, until 'stepmux play' starts the
+job. 'stepmux pipelines ID' shows its jobs, 'stepmux logs ID/JOB' their logs.
 
 The manager keeps the files of --artifacts with the log: 'stepmux artifacts ID DIR' downloads them. With --trace it also
 keeps the trace: 'stepmux trace get ID FILE' downloads it. With --wait, --output-file and --provenance do so at the end.
@@ -271,6 +273,7 @@ keeps the trace: 'stepmux trace get ID FILE' downloads it. With --wait, --output
 ` + exitHelp,
 		Example: `  stepmux submit --wait examples/hello.yml
   stepmux submit --project . --job-name test .gitlab-ci.yml
+  stepmux submit --wait .gitlab-ci.yml
   stepmux submit --project . --artifacts dist --wait build.sh`,
 		Args: arguments("FILE"),
 		RunE: f.run,
@@ -280,6 +283,7 @@ keeps the trace: 'stepmux trace get ID FILE' downloads it. With --wait, --output
 	f.registerProject(fl)
 	f.registerSource(fl)
 	grouped(fl, jobGroup)
+	f.whole.registerSubmit(fl)
 	fl.BoolVar(&f.keepTrace, "trace", false, "let the manager keep the trace of the build")
 	wordsFlag(fl, &f.passphrase, "passphrase-command",
 		"`command` that prints the passphrase of --sign-key, the file %f; words are split at spaces")
@@ -305,6 +309,11 @@ func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
 	}
 	if err := f.checkProject(); err != nil {
 		return err
+	}
+	if isWhole, err := f.isWhole(cmd, args[0]); err != nil {
+		return err
+	} else if isWhole {
+		return f.runWhole(cmd, reader, args[0])
 	}
 	if f.traces+f.provenances != "" && !f.wait {
 		return errors.New("--output-file and --provenance need --wait, as they are written when the build has ended; else " +
@@ -378,27 +387,40 @@ func (f *submitFlags) request(of runJob, file string) *pb.SubmitRequest {
 // manager restarts, it asks again. The request has a key, by which the manager knows it for two minutes.
 func queueJob(ctx context.Context, m pb.ManagerClient, project *packed, req *pb.SubmitRequest) (string, error) {
 	req.Key = rand.Text()
+	if project != nil {
+		req.Project, req.ProjectBytes = project.Digest, project.Size
+	}
+	var id string
+	err := sendAgain(ctx, m, project, "the build may be queued: stepmux builds lists it then", func() error {
+		resp, err := m.Submit(ctx, req)
+		id = resp.GetId()
+		return err
+	})
+	return id, err
+}
+
+// sendAgain sends a project, if there is one, and then a request, until the manager has answered. hint is for an answer
+// that was lost.
+func sendAgain(ctx context.Context, m pb.ManagerClient, project *packed, hint string, send func() error) error {
 	var sent, lost time.Time // when the request was first sent, and when the manager was first lost
 	for {
-		var resp *pb.SubmitResponse
-		err := keepProject(ctx, m, project, req)
+		err := keepProject(ctx, m, project)
 		if err == nil {
 			sent = cmp.Or(sent, time.Now())
-			resp, err = m.Submit(ctx, req)
+			err = send()
 		}
 		if status.Code(err) != codes.Unavailable {
-			return resp.GetId(), err
+			return err
 		}
 		lost = cmp.Or(lost, time.Now())
 		if time.Since(cmp.Or(sent, lost)) > awayLimit {
 			if !sent.IsZero() {
-				err = status.Errorf(codes.Unavailable, "%s; the build may be queued: stepmux builds lists it then",
-					status.Convert(err).Message())
+				err = status.Errorf(codes.Unavailable, "%s; %s", status.Convert(err).Message(), hint)
 			}
-			return "", err
+			return err
 		}
 		if err := pause.For(ctx, awayPause); err != nil {
-			return "", err
+			return err
 		}
 	}
 }
@@ -418,108 +440,4 @@ func managedOutcome(b *pb.Build, messages io.Writer) error {
 	showError(messages, failed)
 	code, _ := exitCode(failed)
 	return withCode(code, nil)
-}
-
-func newCancelCommand() *cobra.Command {
-	var f managerFlag
-	cmd := &cobra.Command{
-		Use:   "cancel ID...",
-		Short: "End builds of a manager",
-		Long: `End builds of a stepmux manager, whether they wait or run: their processes get SIGTERM, and SIGKILL after ten
-seconds. Builds that have ended are left as they are.
-
-` + managerExitHelp,
-		Args: arguments("ID..."),
-	}
-	f.register(cmd.Flags())
-	cmd.ValidArgsFunction = f.completeBuilds(func(b *pb.Build) bool { return b.GetPhase() != pb.Build_ended })
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return f.use(cmd, func(ctx context.Context, m pb.ManagerClient) error {
-			var unknown []error
-			for _, id := range args {
-				_, err := m.Cancel(ctx, &pb.CancelRequest{Id: id})
-				if status.Code(err) == codes.NotFound {
-					unknown = append(unknown, toldError(err)) // the others are canceled all the same
-				} else if err != nil {
-					return err
-				}
-			}
-			return errors.Join(unknown...)
-		})
-	}
-	return cmd
-}
-
-func newBuildsCommand() *cobra.Command {
-	var f managerFlag
-	var output, phase, file, instance string
-	cmd := &cobra.Command{
-		Use:   "builds",
-		Short: "List the builds of a manager",
-		Long: `List the builds of a stepmux manager: those that wait, the oldest first, then the others, the latest first.
-
-` + managerExitHelp,
-		Args: arguments(),
-	}
-	fl := cmd.Flags()
-	f.register(fl)
-	outputFlag(fl, &output, "text, or json for an object per build")
-	choiceFlag(fl, &phase, "phase", "list only builds that are queued, running or ended", "queued", "running", "ended")
-	fl.StringVar(&file, "file", "", "list only builds with this `NAME` in the column FILE")
-	fl.StringVar(&instance, "instance", "", "list only builds on the VM with this `ID`")
-	_ = cmd.RegisterFlagCompletionFunc("instance", f.completeVMs()) // cannot fail: the flag exists
-	limit := fl.Int("limit", 100, "list at most `N` builds, up to 10000")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if *limit < 1 || *limit > 10_000 {
-			return fmt.Errorf("--limit %d: use 1 to 10000", *limit)
-		}
-		return f.use(cmd, func(ctx context.Context, m pb.ManagerClient) error {
-			list, err := m.List(ctx, &pb.ListRequest{
-				Phase: pb.Build_Phase(pb.Build_Phase_value[phase]), Limit: int32(*limit), File: file, Instance: instance,
-			})
-			if err != nil {
-				return err
-			}
-			if output == "json" {
-				for _, b := range list.GetBuilds() {
-					if err := writeJSON(cmd.OutOrStdout(), b.JSON()); err != nil {
-						return err
-					}
-				}
-				return nil
-			}
-			return writeBuilds(cmd.OutOrStdout(), list)
-		})
-	}
-	return cmd
-}
-
-func writeBuilds(to io.Writer, list *pb.ListResponse) error {
-	t := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "BUILD\tPHASE\tRESULT\tINSTANCE\tSUBMITTED\tTOOK\tWARNINGS\tFILE")
-	for _, b := range list.GetBuilds() {
-		result, took := "-", "-"
-		if r := b.GetResult(); r != nil {
-			result = cmp.Or(r.GetReason(), "success")
-			if r.GetReason() == string(instance.ScriptFailure) && r.GetExitCode() != 0 {
-				result = fmt.Sprintf("%s %d", result, r.GetExitCode())
-			}
-		}
-		if b.GetStarted() != nil {
-			end := time.Now()
-			if b.GetEndedAt() != nil {
-				end = b.GetEndedAt().AsTime()
-			}
-			took = max(end.Sub(b.GetStarted().AsTime()), 0).Round(time.Millisecond).String() // clocks differ
-		}
-		warnings := "-" // about its scripts
-		if n := len(b.GetWarnings()); n > 0 {
-			warnings = strconv.Itoa(n)
-		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", b.GetId(), b.GetPhase(), termtext.Line(result),
-			termtext.Line(cmp.Or(b.GetInstance(), "-")), b.GetSubmitted().AsTime().Local().Format(time.DateTime), took,
-			warnings, termtext.Line(cmp.Or(b.GetStepsFile(), "-")))
-	}
-	fmt.Fprintf(t, "%s waiting, %d running\n", plural.Count(list.GetQueued(), "build"), list.GetRunning())
-	return t.Flush()
 }

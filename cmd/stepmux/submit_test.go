@@ -207,7 +207,8 @@ func TestAVariableOfABuildThatIsNotUTF8IsNamed(t *testing.T) {
 func TestSubmitNamesABuildOfAParallelJobOnStandardInput(t *testing.T) {
 	t.Parallel()
 	cmd := exec.CommandContext(
-		sshtest.Within(t), runnertest.Manager(t), "submit", "--format", "gitlab-ci", "--project", t.TempDir(), "-")
+		sshtest.Within(t), runnertest.Manager(t), "submit", "--format", "gitlab-ci", "--project",
+		t.TempDir(), "--job-name", "two", "-")
 	cmd.Stdin = strings.NewReader("two: {parallel: {matrix: [{X: [a, b]}]}, script: [\"true\"]}\n")
 	said, _ := cmd.CombinedOutput()
 	require.Equal(t, 2, cmd.ProcessState.ExitCode(), string(said))

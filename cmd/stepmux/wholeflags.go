@@ -40,19 +40,25 @@ var wholeNames = []string{"jobs", "list", "needs", "manual", "resume", "report-j
 func (f *wholeFlags) register(fl *pflag.FlagSet, jobs int, otherwise string) {
 	fl.IntVar(&f.jobs, "jobs", jobs, "run at most so many jobs of a pipeline at once (default: "+otherwise+")")
 	fl.Lookup("jobs").DefValue = ""
+	f.registerChoice(fl)
+	fl.BoolVar(&f.resume, "resume", false, "run only the jobs that failed or did not run in the last run of this file, "+
+		"with the artifacts of the others")
+	grouped(fl, pipelineGroup)
+	f.event.register(fl)
+	fileFlag(fl, &f.tests, "report-junit", "write the reports:junit of all jobs to this `FILE`, as one report")
+	grouped(fl, fileGroup)
+}
+
+// registerChoice registers the flags that choose jobs.
+func (f *wholeFlags) registerChoice(fl *pflag.FlagSet) {
 	fl.BoolVar(&f.list, "list", false, "list the jobs of the pipeline, with their needs, and those that it does not "+
 		"have; run nothing")
 	fl.BoolVar(&f.needs, "needs", false, "with --job-name: also run the jobs that the job needs")
-	fl.BoolVar(&f.resume, "resume", false, "run only the jobs that failed or did not run in the last run of this file, "+
-		"with the artifacts of the others")
 	fl.StringArrayVar(&f.choice.Manual, "manual", nil, "also run this manual `JOB`; repeatable")
 	fl.StringArrayVar(&f.choice.Stages, "stage", nil, "run only the jobs of this `STAGE`; repeatable")
 	fl.StringArrayVar(&f.choice.Skip, "skip", nil, "leave out this `JOB`; repeatable")
 	fl.BoolVar(&f.choice.WaitDelayed, "wait-delayed", false, "let delayed jobs wait for their time (start_in)")
 	grouped(fl, pipelineGroup)
-	f.event.register(fl)
-	fileFlag(fl, &f.tests, "report-junit", "write the reports:junit of all jobs to this `FILE`, as one report")
-	grouped(fl, fileGroup)
 }
 
 // isAsked reports whether the flags ask for the whole pipeline of src, and returns one of them that does. jobName is

@@ -52,6 +52,8 @@ type Config struct {
 	// over the build, Place is called again, and must return the same. If nil, jobs with such keys are refused, and the
 	// others run on the instance.
 	Place func(own *place.Spec) (place.Description, error)
+	// Pipelines reads whole pipelines. If nil, they are refused.
+	Pipelines Pipelines
 	// StrictScripts makes Submit refuse a job whose scripts have warnings, as the commands do with --strict-scripts.
 	StrictScripts bool
 	// EndBuilds makes Shutdown end the running builds: for instances that end with the manager.

@@ -448,3 +448,25 @@ func PutWaitingRecord(t *testing.T, dir, id string) {
 		ID: id, Phase: state.PhaseWaiting, Attempt: 1, Submitted: time.Now(),
 	}))
 }
+
+// FillPipelines keeps as many pipelines as there may be that have not ended.
+func (m *Manager) FillPipelines(t *testing.T) {
+	t.Helper()
+	for i := range maxPipelines {
+		p := &state.Pipeline{ID: state.PipelineID(strconv.Itoa(i)), Phase: state.PipelineBlocked}
+		require.NoError(t, m.store.PutPipeline(t.Context(), p))
+	}
+}
+
+// ForgetPipelines removes all that is kept of pipelines whose record has expired. It returns how many builds there are
+// then.
+func (m *Manager) ForgetPipelines(t *testing.T) (builds int) {
+	t.Helper()
+	require.NoError(t, m.store.ForgetPipelines(t.Context(), 0))
+	keys, err := m.store.Builds.ListKeys(t.Context())
+	require.NoError(t, err)
+	for range keys.Keys() {
+		builds++
+	}
+	return builds
+}

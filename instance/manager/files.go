@@ -42,6 +42,9 @@ func (m *Manager) sweepFiles() {
 		if err := m.files.Sweep(m.takes, 0); err != nil && m.takes.Err() == nil {
 			m.cfg.Logger.Warn("cannot remove the files of builds that have ended", "error", err)
 		}
+		if err := m.store.ForgetPipelines(m.takes, state.ForgetAfter); err != nil && m.takes.Err() == nil {
+			m.cfg.Logger.Warn("cannot remove the builds of pipelines that are not kept any more", "error", err)
+		}
 	}
 }
 
@@ -100,17 +103,22 @@ func checkProject(digest string, size int64) error {
 	return nil
 }
 
-// project returns the project of a build, or nil.
-func (m *Manager) project(asked *pb.SubmitRequest) *files.Project {
-	digest := asked.GetProject()
-	if digest == "" {
-		return nil
+// archives returns the archives that are unpacked for a build: its project, and the artifacts of other jobs.
+func (m *Manager) archives(asked *pb.SubmitRequest) (all []*files.Project) {
+	add := func(digest string, size int64) {
+		all = append(all, &files.Project{
+			Digest: digest, Size: size, Open: func(ctx context.Context) (io.ReadSeekCloser, error) {
+				return m.files.OpenProject(ctx, digest, size)
+			},
+		})
 	}
-	return &files.Project{
-		Digest: digest, Size: asked.GetProjectBytes(), Open: func(ctx context.Context) (io.ReadSeekCloser, error) {
-			return m.files.OpenProject(ctx, digest, asked.GetProjectBytes())
-		},
+	if digest := asked.GetProject(); digest != "" {
+		add(digest, asked.GetProjectBytes())
 	}
+	for _, a := range asked.GetPipeline().GetArchives() {
+		add(a.GetDigest(), a.GetSize())
+	}
+	return all
 }
 
 // artifacts returns the artifacts of a build, or nil. They are kept by the build's ID.
@@ -119,7 +127,7 @@ func (m *Manager) artifacts(id string, asked *pb.SubmitRequest) *files.Artifacts
 		return nil
 	}
 	return &files.Artifacts{
-		Paths: asked.GetArtifacts(), Dir: archive.Config{Dir: m.cfg.Dir}.Arrivals(),
+		Paths: asked.GetArtifacts(), Keep: asked.GetPipeline() != nil, Dir: archive.Config{Dir: m.cfg.Dir}.Arrivals(),
 		MaxBytes: min(files.DefaultMaxBytes, m.cfg.FileBytes),
 		Take:     func(ctx context.Context, file *os.File) error { return m.files.KeepResult(ctx, id, file) },
 	}

@@ -45,8 +45,14 @@ type requests interface {
 	keptUntil(from time.Time) time.Time
 	// isFresh is Request.Fresh for a request that was handed out for the n-th time.
 	isFresh(r *state.Request, n uint64) bool
-	// confirm notes that since that time the queue was told that these builds are not lost.
-	confirm(builds []*build, since time.Time)
+	// confirm notes that since that time the queues were told that these are not lost.
+	confirm(told []delivered, since time.Time)
+}
+
+// delivered is something that a queue has handed out: a build or a pipeline.
+type delivered interface {
+	// counts notes that the queue does not hand it out again before that time.
+	counts(until time.Time)
 }
 
 // builds is a fleet's answers about builds that another manager may have.
@@ -109,10 +115,10 @@ func (alone) drained() {}
 func (alone) keptUntil(time.Time) time.Time { return time.Time{} }
 
 func (f alone) isFresh(r *state.Request, n uint64) bool {
-	return f.m.store.IsNew(r) && r.Seq > f.m.canceled && n == 1
+	return f.m.store.IsNew(r) && r.Seq > f.m.canceled && n == 1 && !r.IsPipelines() // these have a record before
 }
 
-func (alone) confirm([]*build, time.Time) {}
+func (alone) confirm([]delivered, time.Time) {}
 
 func (alone) takeOver(ctx context.Context, r *state.Request, _ *state.Record, log *state.Log) error {
 	if r.Fresh {

@@ -18,8 +18,9 @@ const (
 	maxStrangers = 64
 )
 
-// Manager runs the builds of its queue. It owns a goroutine for each build that it has taken, one that takes builds,
-// one that gives signs of life and one that removes files. It is safe for concurrent use.
+// Manager runs the builds of its queue, and carries pipelines out. It owns a goroutine for each build that it has taken
+// and some for each pipeline, one that takes builds and one that takes pipelines, one that gives signs of life and one
+// that removes files. It is safe for concurrent use.
 type Manager struct {
 	cfg   Config
 	store *state.Store
@@ -43,9 +44,10 @@ type Manager struct {
 	// draining is held while a VM is taken out or let in.
 	draining sync.Mutex
 
-	mu     sync.Mutex // guards the following
-	live   map[string]*build
-	drains map[string]*drained // the last change of each, by the ID of the VM
+	mu      sync.Mutex // guards the following
+	live    map[string]*build
+	carried map[string]*PipelineRun
+	drains  map[string]*drained // the last change of each, by the ID of the VM
 }
 
 // ErrStopped is the cause of the end of a Manager that was shut down.
@@ -60,7 +62,10 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	m := &Manager{cfg: cfg, since: time.Now(), live: map[string]*build{}, drains: map[string]*drained{}}
+	m := &Manager{
+		cfg: cfg, since: time.Now(), live: map[string]*build{}, drains: map[string]*drained{},
+		carried: map[string]*PipelineRun{},
+	}
 	var err error
 	if m.store, err = state.Open(ctx, state.Config{
 		Dir: cfg.Dir, KeyFile: cfg.KeyFile, NATS: cfg.NATS, Keep: cfg.Keep, LogBytes: cfg.LogBytes,
@@ -70,7 +75,7 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 	}
 	m.life, m.fail = newLife(context.WithoutCancel(ctx))
 	m.takes, m.stop = context.WithCancel(m.life)
-	var q *state.Queue
+	var q, calls *state.Queue
 	m.leases.all = map[string]*lease{}
 	m.fleet = fleetOf(m)
 	if m.files, err = m.store.OpenFiles(ctx); err == nil {
@@ -81,7 +86,9 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 	}
 	if err == nil {
 		err = m.store.Persist(ctx, func(ctx context.Context) (err error) {
-			q, err = m.store.OpenQueue(ctx, m.cfg.Lease)
+			if q, err = m.store.OpenQueue(ctx, m.cfg.Lease); err == nil {
+				calls, err = m.store.OpenCalls(ctx, m.cfg.Lease)
+			}
 			return err
 		})
 	}
@@ -93,6 +100,9 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 		return nil, errors.Join(err, m.Shutdown(ctx))
 	}
 	m.wg.Go(func() { m.take(q) }) //nolint:contextcheck // its life is the manager's
+	if m.cfg.Pipelines != nil {
+		m.wg.Go(func() { m.takePipelines(calls) }) //nolint:contextcheck // as above
+	}
 	m.wg.Go(m.giveSigns)
 	m.wg.Go(m.sweepFiles)
 	return m, nil

@@ -59,9 +59,13 @@ type service struct {
 
 // Submit implements pb.ManagerServer, as do the following.
 func (s *service) Submit(ctx context.Context, req *pb.SubmitRequest) (*pb.SubmitResponse, error) {
-	key := cmp.Or(req.GetKey(), rand.Text())
-	if len(key) > 64 || strings.Trim(key, keyLetters) != "" {
-		return nil, status.Error(codes.InvalidArgument, "the key of the request is not 1 to 64 of A-Z a-z 0-9 . _ -")
+	key, err := keyOf(req)
+	if err != nil {
+		return nil, err
+	}
+	if req.GetPipeline() != nil {
+		return nil, status.Error(codes.InvalidArgument, "a manager alone queues the builds of its pipelines: use "+
+			"SubmitPipeline")
 	}
 	if len(req.ProtoReflect().GetUnknown())+len(req.GetJob().ProtoReflect().GetUnknown()) > 0 {
 		return nil, status.Error(codes.InvalidArgument, "the request has fields that this manager does not know: use the "+
@@ -95,6 +99,15 @@ func (s *service) Submit(ctx context.Context, req *pb.SubmitRequest) (*pb.Submit
 		return nil, s.m.failed(ctx, err)
 	}
 	return &pb.SubmitResponse{Id: id}, nil
+}
+
+// keyOf returns the key of a request, or a new one.
+func keyOf(req interface{ GetKey() string }) (string, error) {
+	key := cmp.Or(req.GetKey(), rand.Text())
+	if len(key) > 64 || strings.Trim(key, keyLetters) != "" {
+		return "", status.Error(codes.InvalidArgument, "the key of the request is not 1 to 64 of A-Z a-z 0-9 . _ -")
+	}
+	return key, nil
 }
 
 const keyLetters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
@@ -166,7 +179,7 @@ func buildOf(r *state.Record) *pb.Build {
 		Id: r.ID, Phase: pb.Build_queued, Instance: r.Instance, StepsFile: r.StepsFile, Canceled: r.Canceled,
 		Submitted: timeOf(r.Submitted), Started: timeOf(r.Started), EndedAt: timeOf(r.Ended),
 		Attempt:  int32(r.Attempt), // it is small
-		Warnings: r.Warnings,
+		Warnings: r.Warnings, Pipeline: r.Pipeline, Job: r.Job,
 	}
 	if r.Connect > 0 {
 		b.Connect = durationpb.New(r.Connect)
@@ -338,9 +351,15 @@ func (m *Manager) follow(ctx context.Context, req *pb.FollowRequest, send func(*
 	return send(&pb.FollowResponse{Offset: at, Build: b})
 }
 
-// Cancel ends a build.
+// Cancel ends a build or a pipeline.
 func (s *service) Cancel(ctx context.Context, req *pb.CancelRequest) (*pb.CancelResponse, error) {
 	ctx = context.WithoutCancel(ctx) // else it could be done in part, and not be noted
+	if state.IsPipeline(req.GetId()) {
+		if err := s.cancelPipeline(ctx, req.GetId()); err != nil {
+			return nil, s.m.failed(ctx, err)
+		}
+		return &pb.CancelResponse{}, nil
+	}
 	// A build may be taken, or end, between two looks at it.
 	for range 10 {
 		err := s.m.cancel(ctx, req.GetId())
@@ -384,6 +403,9 @@ func (m *Manager) cancel(ctx context.Context, id string) error {
 	r, err := m.store.Find(ctx, id)
 	if err != nil {
 		return err
+	}
+	if r == nil && rec != nil && rec.Pipeline != "" { // its request is known by its record
+		r = &state.Request{ID: id, Submitted: rec.Submitted}
 	}
 	if r == nil {
 		return notFound(id)

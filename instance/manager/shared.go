@@ -114,8 +114,8 @@ func (c *shared) keptUntil(from time.Time) time.Time { return from.Add(c.m.cfg.L
 // isFresh is false: another manager may have begun the build.
 func (*shared) isFresh(*state.Request, uint64) bool { return false }
 
-func (c *shared) confirm(builds []*build, since time.Time) {
-	if len(builds) == 0 {
+func (c *shared) confirm(told []delivered, since time.Time) {
+	if len(told) == 0 {
 		return
 	}
 	ctx, cancel := context.WithTimeout(c.m.takes, c.m.cfg.Lease/6)
@@ -123,7 +123,7 @@ func (c *shared) confirm(builds []*build, since time.Time) {
 	if c.m.store.Conn.FlushWithContext(ctx) != nil {
 		return // NATS may not have been told
 	}
-	for _, b := range builds {
+	for _, b := range told {
 		b.counts(c.keptUntil(since))
 	}
 }

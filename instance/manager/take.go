@@ -174,6 +174,7 @@ func (m *Manager) begin(ctx context.Context, r *state.Request, rec *state.Record
 	if rec == nil {
 		rec = state.NewRecord(r, asked)
 	}
+	rec.Warnings = asked.GetWarnings() // a build of a pipeline has its record before its request
 	b := &build{
 		Request: *r, asked: asked, where: where, log: log, done: make(chan struct{}), record: *rec, msg: d,
 	}
@@ -197,13 +198,18 @@ func (m *Manager) begin(ctx context.Context, r *state.Request, rec *state.Record
 	return nil
 }
 
-// signal tells the queue that the builds of this manager are not lost.
+// signal tells the queues that the builds and pipelines of this manager are not lost.
 func (m *Manager) signal() {
 	sent := time.Now()
-	var told []*build
+	var told []delivered
 	for _, b := range m.builds() {
 		if b.working() {
 			told = append(told, b)
+		}
+	}
+	for _, p := range m.pipelines() {
+		if p.working() {
+			told = append(told, p)
 		}
 	}
 	m.fleet.confirm(told, sent)

@@ -110,7 +110,7 @@ var allowed = map[string][]string{
 		"connector/place/**", "connector/files", "instance/manager/access",
 		"instance/manager/archive", "instance/manager/claims", "instance/manager/command", "instance/manager/natscall",
 		"instance/manager/seal", "instance/manager/sshdoor", "instance/manager/state",
-		"internal/contents", "internal/wire", "internal/pause",
+		"internal/contents", "internal/wire", "internal/pause", "internal/rmtree",
 		"internal/labels", "remote/step/lang", // for warnings about the scripts of jobs
 	},
 	// The driver of GitLab Runner's custom executor. A runner starts it several times for each job: it stays small.
@@ -197,7 +197,8 @@ var allowed = map[string][]string{
 		"remote/step/component",
 		"remote/step/action", "pipeline",
 		"internal/termtext", "remote/job/service", "remote/step/trace", "remote/step/trace/recording", "remote/job",
-		"remote/step/engine", "remote/step/fetch", "internal/standalone/gitlabci", "remote/step/lang", "remote/step/expr",
+		"remote/step/engine", "remote/step/fetch", "internal/standalone/gitlabci", "internal/standalone/answers",
+		"remote/step/lang", "remote/step/expr",
 		"remote/step/mask", "remote/step/component", "remote/proc", "remote/isolate", "remote/api/**",
 	},
 	"internal/standalone/actionmirror": {
@@ -221,6 +222,14 @@ var allowed = map[string][]string{
 	"internal/standalone/githubpipeline": {
 		"internal/standalone", "internal/standalone/whole", "internal/standalone/whole/carry", "pipeline",
 		"remote/step/action",
+	},
+	"internal/standalone/answers": {}, // the standard library only
+	// Whole pipelines for a manager, which knows no language.
+	"internal/standalone/managed": {
+		"instance/manager", "instance/manager/managerv1", "internal/standalone", "internal/standalone/answers",
+		"internal/standalone/gitlabci",
+		"internal/standalone/gitlabpipeline", "internal/standalone/whole", "internal/standalone/whole/carry", "pipeline",
+		"remote", "remote/api/stepmuxv1", "remote/step/engine", "remote/step/mask", "internal/rmtree",
 	},
 	"internal/standalone/checkout": {"internal/subprocess", "internal/standalone/gitlabci"},
 	"remote/step/lang": {

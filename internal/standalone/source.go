@@ -14,6 +14,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/stepmux/stepmux/internal/standalone/answers"
 	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/lang"
@@ -88,6 +89,8 @@ type Source struct {
 	Elsewhere bool
 	// Colours says that the commands in the scripts of a .gitlab-ci.yml are shown in colours.
 	Colours bool
+	// Answers, if not nil, replace the files of WorkDir and Includes, and Changed.
+	Answers *answers.Set
 	// WorkDir is the directory of the job. A .gitlab-ci.yml includes files from there.
 	WorkDir string
 	// Includes is a directory that has the files which a .gitlab-ci.yml includes from other places; see
@@ -336,26 +339,48 @@ func fromGitLabCI(src Source, job *gitlabci.Job) (*Job, error) {
 
 // openGitLabCI reads a .gitlab-ci.yml. Files that it includes are below the work directory, or below src.Includes.
 func openGitLabCI(src Source) (*gitlabci.File, error) {
-	open, err := filesIn("work directory", src.WorkDir)
+	ask, err := src.questions()
 	if err != nil {
 		return nil, err
 	}
 	cfg := gitlabci.Config{
-		Open: open, Changed: src.Changed, ProjectDir: src.WorkDir, Matrix: src.Matrix, InContainer: src.InContainer,
-		Colours: src.Colours, Given: plainVars(src.Vars), Inputs: src.Inputs,
-		List: func() ([]string, error) { return listFiles(src) },
+		Open: ask.Open, Other: ask.Other, List: ask.List, Changed: ask.Changed, ProjectDir: src.WorkDir, Matrix: src.Matrix,
+		InContainer: src.InContainer,
+		Colours:     src.Colours, Given: plainVars(src.Vars), Inputs: src.Inputs,
 		Predefined: append(slices.Clip(src.Predefined), gitlabci.Variable{Name: "CI", Value: "true"},
 			gitlabci.Variable{Name: "CI_PROJECT_NAME", Value: filepath.Base(src.WorkDir)}),
 	}
 	if src.Elsewhere {
 		cfg.ProjectDir = ""
 	}
+	return gitlabci.Read(src.Name, src.Text, cfg)
+}
+
+// questions returns the functions by which reading src asks.
+func (src Source) questions() (q answers.Questions, err error) {
+	if src.Answers != nil {
+		return src.Answers.Questions(), nil
+	}
+	if q.Open, err = filesIn("work directory", src.WorkDir); err != nil {
+		return q, err
+	}
 	if src.Includes != "" {
-		if cfg.Other, err = filesIn("directory for includes", src.Includes); err != nil {
-			return nil, err
+		if q.Other, err = filesIn("directory for includes", src.Includes); err != nil {
+			return q, err
 		}
 	}
-	return gitlabci.Read(src.Name, src.Text, cfg)
+	q.List, q.Changed = func() ([]string, error) { return listFiles(src) }, src.Changed
+	return q, nil
+}
+
+// Learn lets src have the answers for which reading it asks. The caller calls Close of the set that it returns.
+func (src *Source) Learn() (*answers.Set, error) {
+	ask, err := src.questions()
+	if err != nil {
+		return nil, err
+	}
+	src.Answers = answers.Learn(ask)
+	return src.Answers, nil
 }
 
 func plainVars(vars []engine.Variable) []gitlabci.Variable {

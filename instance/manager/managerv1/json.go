@@ -30,6 +30,9 @@ type BuildJSON struct {
 	FirstOutput float64 `json:"first_output_s,omitempty"`
 	// Warnings are about the job's scripts.
 	Warnings []*Warning `json:"warnings,omitempty"`
+	// Pipeline and Job are those of a build of a pipeline.
+	Pipeline string `json:"pipeline,omitempty"`
+	Job      string `json:"job,omitempty"`
 }
 
 // ScriptFailure is the reason of a build whose script failed.
@@ -42,7 +45,7 @@ func (b *Build) JSON() BuildJSON {
 		Labels: b.GetLabels(), Submitted: optionalTime(b.GetSubmitted()), Started: optionalTime(b.GetStarted()),
 		Ended: optionalTime(b.GetEndedAt()), Canceled: b.GetCanceled(), Attempt: b.GetAttempt(),
 		Connect: b.GetConnect().AsDuration().Seconds(), FirstOutput: b.GetFirstOutput().AsDuration().Seconds(),
-		Warnings: b.GetWarnings(),
+		Warnings: b.GetWarnings(), Pipeline: b.GetPipeline(), Job: b.GetJob(),
 	}
 	r := b.GetResult()
 	if r == nil {

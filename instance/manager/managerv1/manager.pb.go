@@ -79,7 +79,65 @@ func (x Build_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Build_Phase.Descriptor instead.
 func (Build_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{4, 0}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{6, 0}
+}
+
+type Pipeline_Phase int32
+
+const (
+	Pipeline_phase_unspecified Pipeline_Phase = 0
+	// queued: no manager has begun it, or it begins again.
+	Pipeline_queued  Pipeline_Phase = 1
+	Pipeline_running Pipeline_Phase = 2
+	// blocked: it waits for PlayPipeline.
+	Pipeline_blocked Pipeline_Phase = 3
+	// ended: status has its outcome.
+	Pipeline_ended Pipeline_Phase = 4
+)
+
+// Enum value maps for Pipeline_Phase.
+var (
+	Pipeline_Phase_name = map[int32]string{
+		0: "phase_unspecified",
+		1: "queued",
+		2: "running",
+		3: "blocked",
+		4: "ended",
+	}
+	Pipeline_Phase_value = map[string]int32{
+		"phase_unspecified": 0,
+		"queued":            1,
+		"running":           2,
+		"blocked":           3,
+		"ended":             4,
+	}
+)
+
+func (x Pipeline_Phase) Enum() *Pipeline_Phase {
+	p := new(Pipeline_Phase)
+	*p = x
+	return p
+}
+
+func (x Pipeline_Phase) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Pipeline_Phase) Descriptor() protoreflect.EnumDescriptor {
+	return file_managerv1_manager_proto_enumTypes[1].Descriptor()
+}
+
+func (Pipeline_Phase) Type() protoreflect.EnumType {
+	return &file_managerv1_manager_proto_enumTypes[1]
+}
+
+func (x Pipeline_Phase) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Pipeline_Phase.Descriptor instead.
+func (Pipeline_Phase) EnumDescriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{39, 0}
 }
 
 // SubmitRequest asks for a build. The queue keeps it without its key.
@@ -103,7 +161,9 @@ type SubmitRequest struct {
 	// trace says that the manager keeps the trace of the build, as it keeps artifacts.
 	Trace bool `protobuf:"varint,12,opt,name=trace,proto3" json:"trace,omitempty"`
 	// warnings are those of the Build. The manager sets them, whatever a client has sent.
-	Warnings      []*Warning `protobuf:"bytes,19,rep,name=warnings,proto3" json:"warnings,omitempty"`
+	Warnings []*Warning `protobuf:"bytes,19,rep,name=warnings,proto3" json:"warnings,omitempty"`
+	// pipeline is that of a build of a pipeline, whose manager submits it. Submit refuses it.
+	Pipeline      *PipelineBuild `protobuf:"bytes,20,opt,name=pipeline,proto3" json:"pipeline,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -201,6 +261,13 @@ func (x *SubmitRequest) GetWarnings() []*Warning {
 	return nil
 }
 
+func (x *SubmitRequest) GetPipeline() *PipelineBuild {
+	if x != nil {
+		return x.Pipeline
+	}
+	return nil
+}
+
 type SubmitResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -245,6 +312,123 @@ func (x *SubmitResponse) GetId() string {
 	return ""
 }
 
+// PipelineBuild describes a build of a pipeline.
+type PipelineBuild struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// id is the ID of the pipeline, and job the name of the job.
+	Id  string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Job string `protobuf:"bytes,2,opt,name=job,proto3" json:"job,omitempty"`
+	// archives are unpacked after the project: artifacts of other jobs.
+	Archives      []*Archive `protobuf:"bytes,3,rep,name=archives,proto3" json:"archives,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PipelineBuild) Reset() {
+	*x = PipelineBuild{}
+	mi := &file_managerv1_manager_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PipelineBuild) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PipelineBuild) ProtoMessage() {}
+
+func (x *PipelineBuild) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PipelineBuild.ProtoReflect.Descriptor instead.
+func (*PipelineBuild) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *PipelineBuild) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *PipelineBuild) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *PipelineBuild) GetArchives() []*Archive {
+	if x != nil {
+		return x.Archives
+	}
+	return nil
+}
+
+// Archive is a file that the manager has: tar in zstd.
+type Archive struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// digest is its SHA-256, in hexadecimal, and size its length.
+	Digest        string `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	Size          int64  `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Archive) Reset() {
+	*x = Archive{}
+	mi := &file_managerv1_manager_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Archive) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Archive) ProtoMessage() {}
+
+func (x *Archive) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Archive.ProtoReflect.Descriptor instead.
+func (*Archive) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Archive) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *Archive) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
 // Warning is about a valid part of a job that may not do what its author expects, such as a script without set -e.
 type Warning struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -260,7 +444,7 @@ type Warning struct {
 
 func (x *Warning) Reset() {
 	*x = Warning{}
-	mi := &file_managerv1_manager_proto_msgTypes[2]
+	mi := &file_managerv1_manager_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -272,7 +456,7 @@ func (x *Warning) String() string {
 func (*Warning) ProtoMessage() {}
 
 func (x *Warning) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[2]
+	mi := &file_managerv1_manager_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -285,7 +469,7 @@ func (x *Warning) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Warning.ProtoReflect.Descriptor instead.
 func (*Warning) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{2}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Warning) GetWhere() string {
@@ -325,7 +509,7 @@ type GetRequest struct {
 
 func (x *GetRequest) Reset() {
 	*x = GetRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[3]
+	mi := &file_managerv1_manager_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -337,7 +521,7 @@ func (x *GetRequest) String() string {
 func (*GetRequest) ProtoMessage() {}
 
 func (x *GetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[3]
+	mi := &file_managerv1_manager_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -350,7 +534,7 @@ func (x *GetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRequest.ProtoReflect.Descriptor instead.
 func (*GetRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{3}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *GetRequest) GetId() string {
@@ -384,14 +568,17 @@ type Build struct {
 	Connect     *durationpb.Duration `protobuf:"bytes,12,opt,name=connect,proto3" json:"connect,omitempty"`
 	FirstOutput *durationpb.Duration `protobuf:"bytes,13,opt,name=first_output,json=firstOutput,proto3" json:"first_output,omitempty"`
 	// warnings are about the job's scripts, as Submit found them.
-	Warnings      []*Warning `protobuf:"bytes,14,rep,name=warnings,proto3" json:"warnings,omitempty"`
+	Warnings []*Warning `protobuf:"bytes,14,rep,name=warnings,proto3" json:"warnings,omitempty"`
+	// pipeline is the ID of its pipeline, and job the name of its job there. Empty: it is of no pipeline.
+	Pipeline      string `protobuf:"bytes,15,opt,name=pipeline,proto3" json:"pipeline,omitempty"`
+	Job           string `protobuf:"bytes,16,opt,name=job,proto3" json:"job,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Build) Reset() {
 	*x = Build{}
-	mi := &file_managerv1_manager_proto_msgTypes[4]
+	mi := &file_managerv1_manager_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -403,7 +590,7 @@ func (x *Build) String() string {
 func (*Build) ProtoMessage() {}
 
 func (x *Build) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[4]
+	mi := &file_managerv1_manager_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -416,7 +603,7 @@ func (x *Build) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Build.ProtoReflect.Descriptor instead.
 func (*Build) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{4}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Build) GetId() string {
@@ -517,6 +704,20 @@ func (x *Build) GetWarnings() []*Warning {
 	return nil
 }
 
+func (x *Build) GetPipeline() string {
+	if x != nil {
+		return x.Pipeline
+	}
+	return ""
+}
+
+func (x *Build) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
 // Result is the outcome of a build.
 type Result struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -537,7 +738,7 @@ type Result struct {
 
 func (x *Result) Reset() {
 	*x = Result{}
-	mi := &file_managerv1_manager_proto_msgTypes[5]
+	mi := &file_managerv1_manager_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -549,7 +750,7 @@ func (x *Result) String() string {
 func (*Result) ProtoMessage() {}
 
 func (x *Result) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[5]
+	mi := &file_managerv1_manager_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -562,7 +763,7 @@ func (x *Result) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Result.ProtoReflect.Descriptor instead.
 func (*Result) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{5}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Result) GetReason() string {
@@ -622,7 +823,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[6]
+	mi := &file_managerv1_manager_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -634,7 +835,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[6]
+	mi := &file_managerv1_manager_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -647,7 +848,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{6}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListRequest) GetPhase() Build_Phase {
@@ -690,7 +891,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[7]
+	mi := &file_managerv1_manager_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -702,7 +903,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[7]
+	mi := &file_managerv1_manager_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -715,7 +916,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{7}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListResponse) GetBuilds() []*Build {
@@ -751,7 +952,7 @@ type FollowRequest struct {
 
 func (x *FollowRequest) Reset() {
 	*x = FollowRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[8]
+	mi := &file_managerv1_manager_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -763,7 +964,7 @@ func (x *FollowRequest) String() string {
 func (*FollowRequest) ProtoMessage() {}
 
 func (x *FollowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[8]
+	mi := &file_managerv1_manager_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -776,7 +977,7 @@ func (x *FollowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
 func (*FollowRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{8}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *FollowRequest) GetId() string {
@@ -815,7 +1016,7 @@ type FollowResponse struct {
 
 func (x *FollowResponse) Reset() {
 	*x = FollowResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[9]
+	mi := &file_managerv1_manager_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -827,7 +1028,7 @@ func (x *FollowResponse) String() string {
 func (*FollowResponse) ProtoMessage() {}
 
 func (x *FollowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[9]
+	mi := &file_managerv1_manager_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -840,7 +1041,7 @@ func (x *FollowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
 func (*FollowResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{9}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *FollowResponse) GetText() []byte {
@@ -880,7 +1081,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[10]
+	mi := &file_managerv1_manager_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -892,7 +1093,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[10]
+	mi := &file_managerv1_manager_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -905,7 +1106,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{10}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CancelRequest) GetId() string {
@@ -923,7 +1124,7 @@ type CancelResponse struct {
 
 func (x *CancelResponse) Reset() {
 	*x = CancelResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[11]
+	mi := &file_managerv1_manager_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -935,7 +1136,7 @@ func (x *CancelResponse) String() string {
 func (*CancelResponse) ProtoMessage() {}
 
 func (x *CancelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[11]
+	mi := &file_managerv1_manager_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -948,7 +1149,7 @@ func (x *CancelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResponse.ProtoReflect.Descriptor instead.
 func (*CancelResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{11}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{13}
 }
 
 type AuditRequest struct {
@@ -959,7 +1160,7 @@ type AuditRequest struct {
 
 func (x *AuditRequest) Reset() {
 	*x = AuditRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[12]
+	mi := &file_managerv1_manager_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -971,7 +1172,7 @@ func (x *AuditRequest) String() string {
 func (*AuditRequest) ProtoMessage() {}
 
 func (x *AuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[12]
+	mi := &file_managerv1_manager_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -984,7 +1185,7 @@ func (x *AuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
 func (*AuditRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{12}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{14}
 }
 
 type AuditResponse struct {
@@ -996,7 +1197,7 @@ type AuditResponse struct {
 
 func (x *AuditResponse) Reset() {
 	*x = AuditResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[13]
+	mi := &file_managerv1_manager_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1008,7 +1209,7 @@ func (x *AuditResponse) String() string {
 func (*AuditResponse) ProtoMessage() {}
 
 func (x *AuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[13]
+	mi := &file_managerv1_manager_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1021,7 +1222,7 @@ func (x *AuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditResponse.ProtoReflect.Descriptor instead.
 func (*AuditResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{13}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *AuditResponse) GetEntries() []*AuditResponse_Entry {
@@ -1039,7 +1240,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[14]
+	mi := &file_managerv1_manager_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1051,7 +1252,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[14]
+	mi := &file_managerv1_manager_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1064,7 +1265,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{14}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{16}
 }
 
 type StatusResponse struct {
@@ -1077,7 +1278,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[15]
+	mi := &file_managerv1_manager_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1089,7 +1290,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[15]
+	mi := &file_managerv1_manager_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1102,7 +1303,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{15}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *StatusResponse) GetJson() []byte {
@@ -1125,7 +1326,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[16]
+	mi := &file_managerv1_manager_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1137,7 +1338,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[16]
+	mi := &file_managerv1_manager_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1150,7 +1351,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{16}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DrainRequest) GetInstances() []string {
@@ -1182,7 +1383,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[17]
+	mi := &file_managerv1_manager_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1194,7 +1395,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[17]
+	mi := &file_managerv1_manager_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1207,7 +1408,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{17}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{19}
 }
 
 type UndrainRequest struct {
@@ -1219,7 +1420,7 @@ type UndrainRequest struct {
 
 func (x *UndrainRequest) Reset() {
 	*x = UndrainRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[18]
+	mi := &file_managerv1_manager_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1231,7 +1432,7 @@ func (x *UndrainRequest) String() string {
 func (*UndrainRequest) ProtoMessage() {}
 
 func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[18]
+	mi := &file_managerv1_manager_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1244,7 +1445,7 @@ func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainRequest.ProtoReflect.Descriptor instead.
 func (*UndrainRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{18}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *UndrainRequest) GetInstances() []string {
@@ -1262,7 +1463,7 @@ type UndrainResponse struct {
 
 func (x *UndrainResponse) Reset() {
 	*x = UndrainResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[19]
+	mi := &file_managerv1_manager_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1274,7 +1475,7 @@ func (x *UndrainResponse) String() string {
 func (*UndrainResponse) ProtoMessage() {}
 
 func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[19]
+	mi := &file_managerv1_manager_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1287,7 +1488,7 @@ func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainResponse.ProtoReflect.Descriptor instead.
 func (*UndrainResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{19}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{21}
 }
 
 type KeepProjectRequest struct {
@@ -1303,7 +1504,7 @@ type KeepProjectRequest struct {
 
 func (x *KeepProjectRequest) Reset() {
 	*x = KeepProjectRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[20]
+	mi := &file_managerv1_manager_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1315,7 +1516,7 @@ func (x *KeepProjectRequest) String() string {
 func (*KeepProjectRequest) ProtoMessage() {}
 
 func (x *KeepProjectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[20]
+	mi := &file_managerv1_manager_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1328,7 +1529,7 @@ func (x *KeepProjectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepProjectRequest.ProtoReflect.Descriptor instead.
 func (*KeepProjectRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{20}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *KeepProjectRequest) GetDigest() string {
@@ -1361,7 +1562,7 @@ type KeepProjectResponse struct {
 
 func (x *KeepProjectResponse) Reset() {
 	*x = KeepProjectResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[21]
+	mi := &file_managerv1_manager_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1373,7 +1574,7 @@ func (x *KeepProjectResponse) String() string {
 func (*KeepProjectResponse) ProtoMessage() {}
 
 func (x *KeepProjectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[21]
+	mi := &file_managerv1_manager_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1386,7 +1587,7 @@ func (x *KeepProjectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepProjectResponse.ProtoReflect.Descriptor instead.
 func (*KeepProjectResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{21}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *KeepProjectResponse) GetWanted() int64 {
@@ -1407,7 +1608,7 @@ type ArtifactsRequest struct {
 
 func (x *ArtifactsRequest) Reset() {
 	*x = ArtifactsRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[22]
+	mi := &file_managerv1_manager_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1419,7 +1620,7 @@ func (x *ArtifactsRequest) String() string {
 func (*ArtifactsRequest) ProtoMessage() {}
 
 func (x *ArtifactsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[22]
+	mi := &file_managerv1_manager_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1432,7 +1633,7 @@ func (x *ArtifactsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArtifactsRequest.ProtoReflect.Descriptor instead.
 func (*ArtifactsRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{22}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ArtifactsRequest) GetId() string {
@@ -1459,7 +1660,7 @@ type ArtifactsResponse struct {
 
 func (x *ArtifactsResponse) Reset() {
 	*x = ArtifactsResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[23]
+	mi := &file_managerv1_manager_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1471,7 +1672,7 @@ func (x *ArtifactsResponse) String() string {
 func (*ArtifactsResponse) ProtoMessage() {}
 
 func (x *ArtifactsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[23]
+	mi := &file_managerv1_manager_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1484,7 +1685,7 @@ func (x *ArtifactsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArtifactsResponse.ProtoReflect.Descriptor instead.
 func (*ArtifactsResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{23}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ArtifactsResponse) GetData() []byte {
@@ -1512,7 +1713,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[24]
+	mi := &file_managerv1_manager_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1524,7 +1725,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[24]
+	mi := &file_managerv1_manager_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1537,7 +1738,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{24}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ReserveRequest) GetLease() string {
@@ -1590,7 +1791,7 @@ type ReserveResponse struct {
 
 func (x *ReserveResponse) Reset() {
 	*x = ReserveResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[25]
+	mi := &file_managerv1_manager_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1602,7 +1803,7 @@ func (x *ReserveResponse) String() string {
 func (*ReserveResponse) ProtoMessage() {}
 
 func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[25]
+	mi := &file_managerv1_manager_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1615,7 +1816,7 @@ func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveResponse.ProtoReflect.Descriptor instead.
 func (*ReserveResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{25}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ReserveResponse) GetAhead() int64 {
@@ -1661,7 +1862,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[26]
+	mi := &file_managerv1_manager_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1673,7 +1874,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[26]
+	mi := &file_managerv1_manager_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1686,7 +1887,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{26}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ExecRequest) GetWhat() isExecRequest_What {
@@ -1776,7 +1977,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[27]
+	mi := &file_managerv1_manager_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1788,7 +1989,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[27]
+	mi := &file_managerv1_manager_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1801,7 +2002,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{27}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ExecResponse) GetWhat() isExecResponse_What {
@@ -1869,7 +2070,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[28]
+	mi := &file_managerv1_manager_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1881,7 +2082,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[28]
+	mi := &file_managerv1_manager_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1894,7 +2095,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{28}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ReleaseRequest) GetLease() string {
@@ -1914,7 +2115,7 @@ type ReleaseResponse struct {
 
 func (x *ReleaseResponse) Reset() {
 	*x = ReleaseResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[29]
+	mi := &file_managerv1_manager_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1926,7 +2127,7 @@ func (x *ReleaseResponse) String() string {
 func (*ReleaseResponse) ProtoMessage() {}
 
 func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[29]
+	mi := &file_managerv1_manager_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1939,7 +2140,7 @@ func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{29}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ReleaseResponse) GetLeft() []string {
@@ -1949,6 +2150,1176 @@ func (x *ReleaseResponse) GetLeft() []string {
 	return nil
 }
 
+// SubmitPipelineRequest asks for a pipeline. It has all that planning it needs: planning is a function of the request.
+type SubmitPipelineRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// key is as in SubmitRequest, but it is known as long as the pipeline is kept.
+	Key string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// source is the text of the pipeline.
+	Source *PipelineSource `protobuf:"bytes,2,opt,name=source,proto3" json:"source,omitempty"`
+	Choice *PipelineChoice `protobuf:"bytes,3,opt,name=choice,proto3" json:"choice,omitempty"`
+	// options are options of all jobs: the policy, the environment, the timeout and the variables.
+	Options *stepmuxv1.Job `protobuf:"bytes,4,opt,name=options,proto3" json:"options,omitempty"`
+	// project, project_bytes, labels and retry_lost are as in SubmitRequest, for all jobs.
+	Project      string            `protobuf:"bytes,5,opt,name=project,proto3" json:"project,omitempty"`
+	ProjectBytes int64             `protobuf:"varint,6,opt,name=project_bytes,json=projectBytes,proto3" json:"project_bytes,omitempty"`
+	Labels       map[string]string `protobuf:"bytes,7,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	RetryLost    bool              `protobuf:"varint,8,opt,name=retry_lost,json=retryLost,proto3" json:"retry_lost,omitempty"`
+	// slots bounds the jobs that are queued or run at once. 0, or more than the manager's bound: that.
+	Slots int32 `protobuf:"varint,9,opt,name=slots,proto3" json:"slots,omitempty"`
+	// repository names the project for resource groups: of all its jobs of a group, one runs at a time.
+	Repository    string `protobuf:"bytes,10,opt,name=repository,proto3" json:"repository,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SubmitPipelineRequest) Reset() {
+	*x = SubmitPipelineRequest{}
+	mi := &file_managerv1_manager_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SubmitPipelineRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SubmitPipelineRequest) ProtoMessage() {}
+
+func (x *SubmitPipelineRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SubmitPipelineRequest.ProtoReflect.Descriptor instead.
+func (*SubmitPipelineRequest) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *SubmitPipelineRequest) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *SubmitPipelineRequest) GetSource() *PipelineSource {
+	if x != nil {
+		return x.Source
+	}
+	return nil
+}
+
+func (x *SubmitPipelineRequest) GetChoice() *PipelineChoice {
+	if x != nil {
+		return x.Choice
+	}
+	return nil
+}
+
+func (x *SubmitPipelineRequest) GetOptions() *stepmuxv1.Job {
+	if x != nil {
+		return x.Options
+	}
+	return nil
+}
+
+func (x *SubmitPipelineRequest) GetProject() string {
+	if x != nil {
+		return x.Project
+	}
+	return ""
+}
+
+func (x *SubmitPipelineRequest) GetProjectBytes() int64 {
+	if x != nil {
+		return x.ProjectBytes
+	}
+	return 0
+}
+
+func (x *SubmitPipelineRequest) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *SubmitPipelineRequest) GetRetryLost() bool {
+	if x != nil {
+		return x.RetryLost
+	}
+	return false
+}
+
+func (x *SubmitPipelineRequest) GetSlots() int32 {
+	if x != nil {
+		return x.Slots
+	}
+	return 0
+}
+
+func (x *SubmitPipelineRequest) GetRepository() string {
+	if x != nil {
+		return x.Repository
+	}
+	return ""
+}
+
+// PipelineSource is the text of a pipeline, and the answers that reading it needs.
+type PipelineSource struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// name is the name of the file, and format its language: gitlab-ci.
+	Name   string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Text   []byte `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`
+	Format string `protobuf:"bytes,3,opt,name=format,proto3" json:"format,omitempty"`
+	// directory is the name of the project's directory.
+	Directory string            `protobuf:"bytes,4,opt,name=directory,proto3" json:"directory,omitempty"`
+	Inputs    map[string]string `protobuf:"bytes,5,rep,name=inputs,proto3" json:"inputs,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// predefined are variables that those of the text override.
+	Predefined []*NamedValue `protobuf:"bytes,6,rep,name=predefined,proto3" json:"predefined,omitempty"`
+	// files are the files that the text includes: those of the project, and those from elsewhere.
+	Files     []*SourceFile `protobuf:"bytes,7,rep,name=files,proto3" json:"files,omitempty"`
+	Elsewhere []*SourceFile `protobuf:"bytes,8,rep,name=elsewhere,proto3" json:"elsewhere,omitempty"`
+	// listed has the paths of the files of the project, each followed by a NUL, compressed by gzip.
+	Listed []byte `protobuf:"bytes,9,opt,name=listed,proto3" json:"listed,omitempty"`
+	// changed are the files that have changed, for each base that the text compares with.
+	Changed []*Changes `protobuf:"bytes,10,rep,name=changed,proto3" json:"changed,omitempty"`
+	// has_elsewhere says that files from elsewhere are not left out.
+	HasElsewhere  bool `protobuf:"varint,11,opt,name=has_elsewhere,json=hasElsewhere,proto3" json:"has_elsewhere,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PipelineSource) Reset() {
+	*x = PipelineSource{}
+	mi := &file_managerv1_manager_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PipelineSource) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PipelineSource) ProtoMessage() {}
+
+func (x *PipelineSource) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PipelineSource.ProtoReflect.Descriptor instead.
+func (*PipelineSource) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *PipelineSource) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PipelineSource) GetText() []byte {
+	if x != nil {
+		return x.Text
+	}
+	return nil
+}
+
+func (x *PipelineSource) GetFormat() string {
+	if x != nil {
+		return x.Format
+	}
+	return ""
+}
+
+func (x *PipelineSource) GetDirectory() string {
+	if x != nil {
+		return x.Directory
+	}
+	return ""
+}
+
+func (x *PipelineSource) GetInputs() map[string]string {
+	if x != nil {
+		return x.Inputs
+	}
+	return nil
+}
+
+func (x *PipelineSource) GetPredefined() []*NamedValue {
+	if x != nil {
+		return x.Predefined
+	}
+	return nil
+}
+
+func (x *PipelineSource) GetFiles() []*SourceFile {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+func (x *PipelineSource) GetElsewhere() []*SourceFile {
+	if x != nil {
+		return x.Elsewhere
+	}
+	return nil
+}
+
+func (x *PipelineSource) GetListed() []byte {
+	if x != nil {
+		return x.Listed
+	}
+	return nil
+}
+
+func (x *PipelineSource) GetChanged() []*Changes {
+	if x != nil {
+		return x.Changed
+	}
+	return nil
+}
+
+func (x *PipelineSource) GetHasElsewhere() bool {
+	if x != nil {
+		return x.HasElsewhere
+	}
+	return false
+}
+
+type NamedValue struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Value         string                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NamedValue) Reset() {
+	*x = NamedValue{}
+	mi := &file_managerv1_manager_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NamedValue) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NamedValue) ProtoMessage() {}
+
+func (x *NamedValue) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NamedValue.ProtoReflect.Descriptor instead.
+func (*NamedValue) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *NamedValue) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *NamedValue) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
+// SourceFile is a file. If missing is not empty, it says why there is none.
+type SourceFile struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Data          []byte                 `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	Missing       string                 `protobuf:"bytes,3,opt,name=missing,proto3" json:"missing,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SourceFile) Reset() {
+	*x = SourceFile{}
+	mi := &file_managerv1_manager_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SourceFile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SourceFile) ProtoMessage() {}
+
+func (x *SourceFile) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SourceFile.ProtoReflect.Descriptor instead.
+func (*SourceFile) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *SourceFile) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *SourceFile) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *SourceFile) GetMissing() string {
+	if x != nil {
+		return x.Missing
+	}
+	return ""
+}
+
+// Changes are files that have changed.
+type Changes struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Base  string                 `protobuf:"bytes,1,opt,name=base,proto3" json:"base,omitempty"`
+	Paths []string               `protobuf:"bytes,2,rep,name=paths,proto3" json:"paths,omitempty"`
+	// unknown says that it is not known which files have changed, and error why the base cannot be compared with.
+	Unknown       bool   `protobuf:"varint,3,opt,name=unknown,proto3" json:"unknown,omitempty"`
+	Error         string `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Changes) Reset() {
+	*x = Changes{}
+	mi := &file_managerv1_manager_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Changes) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Changes) ProtoMessage() {}
+
+func (x *Changes) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Changes.ProtoReflect.Descriptor instead.
+func (*Changes) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *Changes) GetBase() string {
+	if x != nil {
+		return x.Base
+	}
+	return ""
+}
+
+func (x *Changes) GetPaths() []string {
+	if x != nil {
+		return x.Paths
+	}
+	return nil
+}
+
+func (x *Changes) GetUnknown() bool {
+	if x != nil {
+		return x.Unknown
+	}
+	return false
+}
+
+func (x *Changes) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+// PipelineChoice selects jobs of a pipeline, as the flags of stepmux submit.
+type PipelineChoice struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	Stages        []string               `protobuf:"bytes,2,rep,name=stages,proto3" json:"stages,omitempty"`
+	Skip          []string               `protobuf:"bytes,3,rep,name=skip,proto3" json:"skip,omitempty"`
+	Manual        []string               `protobuf:"bytes,4,rep,name=manual,proto3" json:"manual,omitempty"`
+	WaitDelayed   bool                   `protobuf:"varint,5,opt,name=wait_delayed,json=waitDelayed,proto3" json:"wait_delayed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PipelineChoice) Reset() {
+	*x = PipelineChoice{}
+	mi := &file_managerv1_manager_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PipelineChoice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PipelineChoice) ProtoMessage() {}
+
+func (x *PipelineChoice) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PipelineChoice.ProtoReflect.Descriptor instead.
+func (*PipelineChoice) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *PipelineChoice) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *PipelineChoice) GetStages() []string {
+	if x != nil {
+		return x.Stages
+	}
+	return nil
+}
+
+func (x *PipelineChoice) GetSkip() []string {
+	if x != nil {
+		return x.Skip
+	}
+	return nil
+}
+
+func (x *PipelineChoice) GetManual() []string {
+	if x != nil {
+		return x.Manual
+	}
+	return nil
+}
+
+func (x *PipelineChoice) GetWaitDelayed() bool {
+	if x != nil {
+		return x.WaitDelayed
+	}
+	return false
+}
+
+type SubmitPipelineResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SubmitPipelineResponse) Reset() {
+	*x = SubmitPipelineResponse{}
+	mi := &file_managerv1_manager_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SubmitPipelineResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SubmitPipelineResponse) ProtoMessage() {}
+
+func (x *SubmitPipelineResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SubmitPipelineResponse.ProtoReflect.Descriptor instead.
+func (*SubmitPipelineResponse) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *SubmitPipelineResponse) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+// Pipeline is a pipeline and how it went.
+type Pipeline struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Phase Pipeline_Phase         `protobuf:"varint,2,opt,name=phase,proto3,enum=stepmux.manager.v1.Pipeline_Phase" json:"phase,omitempty"`
+	// file is the name of its file, and name its title.
+	File string `protobuf:"bytes,3,opt,name=file,proto3" json:"file,omitempty"`
+	Name string `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
+	// status is success, failure or cancelled, and exit_code that of the first job that failed.
+	Status   string `protobuf:"bytes,5,opt,name=status,proto3" json:"status,omitempty"`
+	ExitCode int32  `protobuf:"varint,6,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"`
+	// error says why the manager could not carry it out.
+	Error     string                 `protobuf:"bytes,7,opt,name=error,proto3" json:"error,omitempty"`
+	Submitted *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=submitted,proto3" json:"submitted,omitempty"`
+	Started   *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=started,proto3" json:"started,omitempty"`
+	EndedAt   *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	Canceled  bool                   `protobuf:"varint,11,opt,name=canceled,proto3" json:"canceled,omitempty"`
+	Jobs      []*PipelineJob         `protobuf:"bytes,12,rep,name=jobs,proto3" json:"jobs,omitempty"`
+	// counts has how many jobs there are in each status.
+	Counts map[string]int32 `protobuf:"bytes,13,rep,name=counts,proto3" json:"counts,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// notes are lines about its jobs.
+	Notes []string `protobuf:"bytes,14,rep,name=notes,proto3" json:"notes,omitempty"`
+	// stages are the names of its stages, in order.
+	Stages        []string `protobuf:"bytes,15,rep,name=stages,proto3" json:"stages,omitempty"`
+	CriticalPath  []string `protobuf:"bytes,16,rep,name=critical_path,json=criticalPath,proto3" json:"critical_path,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Pipeline) Reset() {
+	*x = Pipeline{}
+	mi := &file_managerv1_manager_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Pipeline) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Pipeline) ProtoMessage() {}
+
+func (x *Pipeline) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Pipeline.ProtoReflect.Descriptor instead.
+func (*Pipeline) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *Pipeline) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Pipeline) GetPhase() Pipeline_Phase {
+	if x != nil {
+		return x.Phase
+	}
+	return Pipeline_phase_unspecified
+}
+
+func (x *Pipeline) GetFile() string {
+	if x != nil {
+		return x.File
+	}
+	return ""
+}
+
+func (x *Pipeline) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Pipeline) GetStatus() string {
+	if x != nil {
+		return x.Status
+	}
+	return ""
+}
+
+func (x *Pipeline) GetExitCode() int32 {
+	if x != nil {
+		return x.ExitCode
+	}
+	return 0
+}
+
+func (x *Pipeline) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *Pipeline) GetSubmitted() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Submitted
+	}
+	return nil
+}
+
+func (x *Pipeline) GetStarted() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Started
+	}
+	return nil
+}
+
+func (x *Pipeline) GetEndedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.EndedAt
+	}
+	return nil
+}
+
+func (x *Pipeline) GetCanceled() bool {
+	if x != nil {
+		return x.Canceled
+	}
+	return false
+}
+
+func (x *Pipeline) GetJobs() []*PipelineJob {
+	if x != nil {
+		return x.Jobs
+	}
+	return nil
+}
+
+func (x *Pipeline) GetCounts() map[string]int32 {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
+func (x *Pipeline) GetNotes() []string {
+	if x != nil {
+		return x.Notes
+	}
+	return nil
+}
+
+func (x *Pipeline) GetStages() []string {
+	if x != nil {
+		return x.Stages
+	}
+	return nil
+}
+
+func (x *Pipeline) GetCriticalPath() []string {
+	if x != nil {
+		return x.CriticalPath
+	}
+	return nil
+}
+
+// PipelineJob is a job of a pipeline. The name of a job of a child pipeline begins with that of the job that starts it.
+type PipelineJob struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// base is the name of the job whose parallel build it is, or its own.
+	Base  string `protobuf:"bytes,2,opt,name=base,proto3" json:"base,omitempty"`
+	Stage string `protobuf:"bytes,3,opt,name=stage,proto3" json:"stage,omitempty"`
+	// status is a word such as waiting, running, success, failed, skipped, manual, blocked or "left out".
+	Status string `protobuf:"bytes,4,opt,name=status,proto3" json:"status,omitempty"`
+	// why says why it did not run.
+	Why      string                 `protobuf:"bytes,5,opt,name=why,proto3" json:"why,omitempty"`
+	Attempts int32                  `protobuf:"varint,6,opt,name=attempts,proto3" json:"attempts,omitempty"`
+	ExitCode int32                  `protobuf:"varint,7,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"`
+	Started  *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=started,proto3" json:"started,omitempty"`
+	Finished *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=finished,proto3" json:"finished,omitempty"`
+	// build is the ID of the build of its latest attempt.
+	Build string `protobuf:"bytes,10,opt,name=build,proto3" json:"build,omitempty"`
+	// manual says that it waits for PlayPipeline once its needs have ended.
+	Manual        bool `protobuf:"varint,11,opt,name=manual,proto3" json:"manual,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PipelineJob) Reset() {
+	*x = PipelineJob{}
+	mi := &file_managerv1_manager_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PipelineJob) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PipelineJob) ProtoMessage() {}
+
+func (x *PipelineJob) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PipelineJob.ProtoReflect.Descriptor instead.
+func (*PipelineJob) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *PipelineJob) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PipelineJob) GetBase() string {
+	if x != nil {
+		return x.Base
+	}
+	return ""
+}
+
+func (x *PipelineJob) GetStage() string {
+	if x != nil {
+		return x.Stage
+	}
+	return ""
+}
+
+func (x *PipelineJob) GetStatus() string {
+	if x != nil {
+		return x.Status
+	}
+	return ""
+}
+
+func (x *PipelineJob) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *PipelineJob) GetAttempts() int32 {
+	if x != nil {
+		return x.Attempts
+	}
+	return 0
+}
+
+func (x *PipelineJob) GetExitCode() int32 {
+	if x != nil {
+		return x.ExitCode
+	}
+	return 0
+}
+
+func (x *PipelineJob) GetStarted() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Started
+	}
+	return nil
+}
+
+func (x *PipelineJob) GetFinished() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Finished
+	}
+	return nil
+}
+
+func (x *PipelineJob) GetBuild() string {
+	if x != nil {
+		return x.Build
+	}
+	return ""
+}
+
+func (x *PipelineJob) GetManual() bool {
+	if x != nil {
+		return x.Manual
+	}
+	return false
+}
+
+type ListPipelinesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// limit is as in ListRequest.
+	Limit         int32 `protobuf:"varint,1,opt,name=limit,proto3" json:"limit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPipelinesRequest) Reset() {
+	*x = ListPipelinesRequest{}
+	mi := &file_managerv1_manager_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPipelinesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPipelinesRequest) ProtoMessage() {}
+
+func (x *ListPipelinesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPipelinesRequest.ProtoReflect.Descriptor instead.
+func (*ListPipelinesRequest) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *ListPipelinesRequest) GetLimit() int32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+type ListPipelinesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pipelines     []*Pipeline            `protobuf:"bytes,1,rep,name=pipelines,proto3" json:"pipelines,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPipelinesResponse) Reset() {
+	*x = ListPipelinesResponse{}
+	mi := &file_managerv1_manager_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPipelinesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPipelinesResponse) ProtoMessage() {}
+
+func (x *ListPipelinesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPipelinesResponse.ProtoReflect.Descriptor instead.
+func (*ListPipelinesResponse) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *ListPipelinesResponse) GetPipelines() []*Pipeline {
+	if x != nil {
+		return x.Pipelines
+	}
+	return nil
+}
+
+type GetPipelineRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Follow        bool                   `protobuf:"varint,2,opt,name=follow,proto3" json:"follow,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetPipelineRequest) Reset() {
+	*x = GetPipelineRequest{}
+	mi := &file_managerv1_manager_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetPipelineRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetPipelineRequest) ProtoMessage() {}
+
+func (x *GetPipelineRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetPipelineRequest.ProtoReflect.Descriptor instead.
+func (*GetPipelineRequest) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *GetPipelineRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *GetPipelineRequest) GetFollow() bool {
+	if x != nil {
+		return x.Follow
+	}
+	return false
+}
+
+type PlayPipelineRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// job is the name of a job, or of one whose parallel builds all start.
+	Job           string `protobuf:"bytes,2,opt,name=job,proto3" json:"job,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlayPipelineRequest) Reset() {
+	*x = PlayPipelineRequest{}
+	mi := &file_managerv1_manager_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlayPipelineRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlayPipelineRequest) ProtoMessage() {}
+
+func (x *PlayPipelineRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlayPipelineRequest.ProtoReflect.Descriptor instead.
+func (*PlayPipelineRequest) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *PlayPipelineRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *PlayPipelineRequest) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+type PlayPipelineResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlayPipelineResponse) Reset() {
+	*x = PlayPipelineResponse{}
+	mi := &file_managerv1_manager_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlayPipelineResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlayPipelineResponse) ProtoMessage() {}
+
+func (x *PlayPipelineResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlayPipelineResponse.ProtoReflect.Descriptor instead.
+func (*PlayPipelineResponse) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{45}
+}
+
+type RetryPipelineRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RetryPipelineRequest) Reset() {
+	*x = RetryPipelineRequest{}
+	mi := &file_managerv1_manager_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RetryPipelineRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RetryPipelineRequest) ProtoMessage() {}
+
+func (x *RetryPipelineRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RetryPipelineRequest.ProtoReflect.Descriptor instead.
+func (*RetryPipelineRequest) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *RetryPipelineRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type RetryPipelineResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RetryPipelineResponse) Reset() {
+	*x = RetryPipelineResponse{}
+	mi := &file_managerv1_manager_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RetryPipelineResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RetryPipelineResponse) ProtoMessage() {}
+
+func (x *RetryPipelineResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RetryPipelineResponse.ProtoReflect.Descriptor instead.
+func (*RetryPipelineResponse) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{47}
+}
+
 // Entry is an action of an operator.
 type AuditResponse_Entry struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1956,9 +3327,9 @@ type AuditResponse_Entry struct {
 	// who is the user by the unix socket, as in "uid 1000 (ann)", or the address by TCP and by the status page, as in
 	// "token, 192.0.2.7" and "page, 192.0.2.7".
 	Who string `protobuf:"bytes,2,opt,name=who,proto3" json:"who,omitempty"`
-	// action is drain, undrain or cancel.
+	// action is drain, undrain, cancel, play or retry.
 	Action string `protobuf:"bytes,3,opt,name=action,proto3" json:"action,omitempty"`
-	// subject is the ID of the VM or the build.
+	// subject is the ID of the VM, the build or the pipeline, or PIPELINE/JOB.
 	Subject       string `protobuf:"bytes,4,opt,name=subject,proto3" json:"subject,omitempty"`
 	Note          string `protobuf:"bytes,5,opt,name=note,proto3" json:"note,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1967,7 +3338,7 @@ type AuditResponse_Entry struct {
 
 func (x *AuditResponse_Entry) Reset() {
 	*x = AuditResponse_Entry{}
-	mi := &file_managerv1_manager_proto_msgTypes[32]
+	mi := &file_managerv1_manager_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1979,7 +3350,7 @@ func (x *AuditResponse_Entry) String() string {
 func (*AuditResponse_Entry) ProtoMessage() {}
 
 func (x *AuditResponse_Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[32]
+	mi := &file_managerv1_manager_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1992,7 +3363,7 @@ func (x *AuditResponse_Entry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditResponse_Entry.ProtoReflect.Descriptor instead.
 func (*AuditResponse_Entry) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{13, 0}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{15, 0}
 }
 
 func (x *AuditResponse_Entry) GetAt() *timestamppb.Timestamp {
@@ -2043,7 +3414,7 @@ type ExecRequest_Start struct {
 
 func (x *ExecRequest_Start) Reset() {
 	*x = ExecRequest_Start{}
-	mi := &file_managerv1_manager_proto_msgTypes[34]
+	mi := &file_managerv1_manager_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2055,7 +3426,7 @@ func (x *ExecRequest_Start) String() string {
 func (*ExecRequest_Start) ProtoMessage() {}
 
 func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[34]
+	mi := &file_managerv1_manager_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2068,7 +3439,7 @@ func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest_Start.ProtoReflect.Descriptor instead.
 func (*ExecRequest_Start) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{26, 0}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{28, 0}
 }
 
 func (x *ExecRequest_Start) GetLease() string {
@@ -2105,7 +3476,7 @@ type ExecResponse_Exit struct {
 
 func (x *ExecResponse_Exit) Reset() {
 	*x = ExecResponse_Exit{}
-	mi := &file_managerv1_manager_proto_msgTypes[35]
+	mi := &file_managerv1_manager_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2117,7 +3488,7 @@ func (x *ExecResponse_Exit) String() string {
 func (*ExecResponse_Exit) ProtoMessage() {}
 
 func (x *ExecResponse_Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[35]
+	mi := &file_managerv1_manager_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2130,7 +3501,7 @@ func (x *ExecResponse_Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse_Exit.ProtoReflect.Descriptor instead.
 func (*ExecResponse_Exit) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{27, 0}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{29, 0}
 }
 
 func (x *ExecResponse_Exit) GetCode() int32 {
@@ -2151,7 +3522,7 @@ var File_managerv1_manager_proto protoreflect.FileDescriptor
 
 const file_managerv1_manager_proto_rawDesc = "" +
 	"\n" +
-	"\x17managerv1/manager.proto\x12\x12stepmux.manager.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x13stepmuxv1/job.proto\"\x9d\x03\n" +
+	"\x17managerv1/manager.proto\x12\x12stepmux.manager.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x13stepmuxv1/job.proto\"\xdc\x03\n" +
 	"\rSubmitRequest\x12!\n" +
 	"\x03job\x18\x11 \x01(\v2\x0f.stepmux.v1.JobR\x03job\x12\x10\n" +
 	"\x03key\x18\x12 \x01(\tR\x03key\x12\x18\n" +
@@ -2163,12 +3534,20 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\n" +
 	"retry_lost\x18\v \x01(\bR\tretryLost\x12\x14\n" +
 	"\x05trace\x18\f \x01(\bR\x05trace\x127\n" +
-	"\bwarnings\x18\x13 \x03(\v2\x1b.stepmux.manager.v1.WarningR\bwarnings\x1a9\n" +
+	"\bwarnings\x18\x13 \x03(\v2\x1b.stepmux.manager.v1.WarningR\bwarnings\x12=\n" +
+	"\bpipeline\x18\x14 \x01(\v2!.stepmux.manager.v1.PipelineBuildR\bpipeline\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\x01\x10\aJ\x04\b\r\x10\x11\" \n" +
 	"\x0eSubmitResponse\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"j\n" +
+	"\rPipelineBuild\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
+	"\x03job\x18\x02 \x01(\tR\x03job\x127\n" +
+	"\barchives\x18\x03 \x03(\v2\x1b.stepmux.manager.v1.ArchiveR\barchives\"5\n" +
+	"\aArchive\x12\x16\n" +
+	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x03R\x04size\"e\n" +
 	"\aWarning\x12\x14\n" +
 	"\x05where\x18\x01 \x01(\tR\x05where\x12\x12\n" +
 	"\x04line\x18\x02 \x01(\x05R\x04line\x12\x16\n" +
@@ -2176,7 +3555,7 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\amessage\x18\x04 \x01(\tR\amessage\"\x1c\n" +
 	"\n" +
 	"GetRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"\x84\x06\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\xb2\x06\n" +
 	"\x05Build\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x125\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x1f.stepmux.manager.v1.Build.PhaseR\x05phase\x12\x1a\n" +
@@ -2193,7 +3572,9 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\x06labels\x18\v \x03(\v2%.stepmux.manager.v1.Build.LabelsEntryR\x06labels\x123\n" +
 	"\aconnect\x18\f \x01(\v2\x19.google.protobuf.DurationR\aconnect\x12<\n" +
 	"\ffirst_output\x18\r \x01(\v2\x19.google.protobuf.DurationR\vfirstOutput\x127\n" +
-	"\bwarnings\x18\x0e \x03(\v2\x1b.stepmux.manager.v1.WarningR\bwarnings\x1a9\n" +
+	"\bwarnings\x18\x0e \x03(\v2\x1b.stepmux.manager.v1.WarningR\bwarnings\x12\x1a\n" +
+	"\bpipeline\x18\x0f \x01(\tR\bpipeline\x12\x10\n" +
+	"\x03job\x18\x10 \x01(\tR\x03job\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"B\n" +
@@ -2298,7 +3679,120 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\x0eReleaseRequest\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\tR\x05lease\"%\n" +
 	"\x0fReleaseResponse\x12\x12\n" +
-	"\x04left\x18\x01 \x03(\tR\x04left2\x85\t\n" +
+	"\x04left\x18\x01 \x03(\tR\x04left\"\xea\x03\n" +
+	"\x15SubmitPipelineRequest\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12:\n" +
+	"\x06source\x18\x02 \x01(\v2\".stepmux.manager.v1.PipelineSourceR\x06source\x12:\n" +
+	"\x06choice\x18\x03 \x01(\v2\".stepmux.manager.v1.PipelineChoiceR\x06choice\x12)\n" +
+	"\aoptions\x18\x04 \x01(\v2\x0f.stepmux.v1.JobR\aoptions\x12\x18\n" +
+	"\aproject\x18\x05 \x01(\tR\aproject\x12#\n" +
+	"\rproject_bytes\x18\x06 \x01(\x03R\fprojectBytes\x12M\n" +
+	"\x06labels\x18\a \x03(\v25.stepmux.manager.v1.SubmitPipelineRequest.LabelsEntryR\x06labels\x12\x1d\n" +
+	"\n" +
+	"retry_lost\x18\b \x01(\bR\tretryLost\x12\x14\n" +
+	"\x05slots\x18\t \x01(\x05R\x05slots\x12\x1e\n" +
+	"\n" +
+	"repository\x18\n" +
+	" \x01(\tR\n" +
+	"repository\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x99\x04\n" +
+	"\x0ePipelineSource\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04text\x18\x02 \x01(\fR\x04text\x12\x16\n" +
+	"\x06format\x18\x03 \x01(\tR\x06format\x12\x1c\n" +
+	"\tdirectory\x18\x04 \x01(\tR\tdirectory\x12F\n" +
+	"\x06inputs\x18\x05 \x03(\v2..stepmux.manager.v1.PipelineSource.InputsEntryR\x06inputs\x12>\n" +
+	"\n" +
+	"predefined\x18\x06 \x03(\v2\x1e.stepmux.manager.v1.NamedValueR\n" +
+	"predefined\x124\n" +
+	"\x05files\x18\a \x03(\v2\x1e.stepmux.manager.v1.SourceFileR\x05files\x12<\n" +
+	"\telsewhere\x18\b \x03(\v2\x1e.stepmux.manager.v1.SourceFileR\telsewhere\x12\x16\n" +
+	"\x06listed\x18\t \x01(\fR\x06listed\x125\n" +
+	"\achanged\x18\n" +
+	" \x03(\v2\x1b.stepmux.manager.v1.ChangesR\achanged\x12#\n" +
+	"\rhas_elsewhere\x18\v \x01(\bR\fhasElsewhere\x1a9\n" +
+	"\vInputsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"6\n" +
+	"\n" +
+	"NamedValue\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"N\n" +
+	"\n" +
+	"SourceFile\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\x12\x18\n" +
+	"\amissing\x18\x03 \x01(\tR\amissing\"c\n" +
+	"\aChanges\x12\x12\n" +
+	"\x04base\x18\x01 \x01(\tR\x04base\x12\x14\n" +
+	"\x05paths\x18\x02 \x03(\tR\x05paths\x12\x18\n" +
+	"\aunknown\x18\x03 \x01(\bR\aunknown\x12\x14\n" +
+	"\x05error\x18\x04 \x01(\tR\x05error\"\x89\x01\n" +
+	"\x0ePipelineChoice\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\x12\x16\n" +
+	"\x06stages\x18\x02 \x03(\tR\x06stages\x12\x12\n" +
+	"\x04skip\x18\x03 \x03(\tR\x04skip\x12\x16\n" +
+	"\x06manual\x18\x04 \x03(\tR\x06manual\x12!\n" +
+	"\fwait_delayed\x18\x05 \x01(\bR\vwaitDelayed\"(\n" +
+	"\x16SubmitPipelineResponse\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\xe0\x05\n" +
+	"\bPipeline\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x128\n" +
+	"\x05phase\x18\x02 \x01(\x0e2\".stepmux.manager.v1.Pipeline.PhaseR\x05phase\x12\x12\n" +
+	"\x04file\x18\x03 \x01(\tR\x04file\x12\x12\n" +
+	"\x04name\x18\x04 \x01(\tR\x04name\x12\x16\n" +
+	"\x06status\x18\x05 \x01(\tR\x06status\x12\x1b\n" +
+	"\texit_code\x18\x06 \x01(\x05R\bexitCode\x12\x14\n" +
+	"\x05error\x18\a \x01(\tR\x05error\x128\n" +
+	"\tsubmitted\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\tsubmitted\x124\n" +
+	"\astarted\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x125\n" +
+	"\bended_at\x18\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x12\x1a\n" +
+	"\bcanceled\x18\v \x01(\bR\bcanceled\x123\n" +
+	"\x04jobs\x18\f \x03(\v2\x1f.stepmux.manager.v1.PipelineJobR\x04jobs\x12@\n" +
+	"\x06counts\x18\r \x03(\v2(.stepmux.manager.v1.Pipeline.CountsEntryR\x06counts\x12\x14\n" +
+	"\x05notes\x18\x0e \x03(\tR\x05notes\x12\x16\n" +
+	"\x06stages\x18\x0f \x03(\tR\x06stages\x12#\n" +
+	"\rcritical_path\x18\x10 \x03(\tR\fcriticalPath\x1a9\n" +
+	"\vCountsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x05R\x05value:\x028\x01\"O\n" +
+	"\x05Phase\x12\x15\n" +
+	"\x11phase_unspecified\x10\x00\x12\n" +
+	"\n" +
+	"\x06queued\x10\x01\x12\v\n" +
+	"\arunning\x10\x02\x12\v\n" +
+	"\ablocked\x10\x03\x12\t\n" +
+	"\x05ended\x10\x04\"\xca\x02\n" +
+	"\vPipelineJob\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04base\x18\x02 \x01(\tR\x04base\x12\x14\n" +
+	"\x05stage\x18\x03 \x01(\tR\x05stage\x12\x16\n" +
+	"\x06status\x18\x04 \x01(\tR\x06status\x12\x10\n" +
+	"\x03why\x18\x05 \x01(\tR\x03why\x12\x1a\n" +
+	"\battempts\x18\x06 \x01(\x05R\battempts\x12\x1b\n" +
+	"\texit_code\x18\a \x01(\x05R\bexitCode\x124\n" +
+	"\astarted\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x126\n" +
+	"\bfinished\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\bfinished\x12\x14\n" +
+	"\x05build\x18\n" +
+	" \x01(\tR\x05build\x12\x16\n" +
+	"\x06manual\x18\v \x01(\bR\x06manual\",\n" +
+	"\x14ListPipelinesRequest\x12\x14\n" +
+	"\x05limit\x18\x01 \x01(\x05R\x05limit\"S\n" +
+	"\x15ListPipelinesResponse\x12:\n" +
+	"\tpipelines\x18\x01 \x03(\v2\x1c.stepmux.manager.v1.PipelineR\tpipelines\"<\n" +
+	"\x12GetPipelineRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
+	"\x06follow\x18\x02 \x01(\bR\x06follow\"7\n" +
+	"\x13PlayPipelineRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
+	"\x03job\x18\x02 \x01(\tR\x03job\"\x16\n" +
+	"\x14PlayPipelineResponse\"&\n" +
+	"\x14RetryPipelineRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\x17\n" +
+	"\x15RetryPipelineResponse2\xf4\f\n" +
 	"\aManager\x12O\n" +
 	"\x06Submit\x12!.stepmux.manager.v1.SubmitRequest\x1a\".stepmux.manager.v1.SubmitResponse\x12@\n" +
 	"\x03Get\x12\x1e.stepmux.manager.v1.GetRequest\x1a\x19.stepmux.manager.v1.Build\x12I\n" +
@@ -2313,7 +3807,12 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\tArtifacts\x12$.stepmux.manager.v1.ArtifactsRequest\x1a%.stepmux.manager.v1.ArtifactsResponse0\x01\x12T\n" +
 	"\aReserve\x12\".stepmux.manager.v1.ReserveRequest\x1a#.stepmux.manager.v1.ReserveResponse0\x01\x12M\n" +
 	"\x04Exec\x12\x1f.stepmux.manager.v1.ExecRequest\x1a .stepmux.manager.v1.ExecResponse(\x010\x01\x12R\n" +
-	"\aRelease\x12\".stepmux.manager.v1.ReleaseRequest\x1a#.stepmux.manager.v1.ReleaseResponseBAZ?github.com/stepmux/stepmux/instance/manager/managerv1;managerv1b\x06proto3"
+	"\aRelease\x12\".stepmux.manager.v1.ReleaseRequest\x1a#.stepmux.manager.v1.ReleaseResponse\x12g\n" +
+	"\x0eSubmitPipeline\x12).stepmux.manager.v1.SubmitPipelineRequest\x1a*.stepmux.manager.v1.SubmitPipelineResponse\x12d\n" +
+	"\rListPipelines\x12(.stepmux.manager.v1.ListPipelinesRequest\x1a).stepmux.manager.v1.ListPipelinesResponse\x12U\n" +
+	"\vGetPipeline\x12&.stepmux.manager.v1.GetPipelineRequest\x1a\x1c.stepmux.manager.v1.Pipeline0\x01\x12a\n" +
+	"\fPlayPipeline\x12'.stepmux.manager.v1.PlayPipelineRequest\x1a(.stepmux.manager.v1.PlayPipelineResponse\x12d\n" +
+	"\rRetryPipeline\x12(.stepmux.manager.v1.RetryPipelineRequest\x1a).stepmux.manager.v1.RetryPipelineResponseBAZ?github.com/stepmux/stepmux/instance/manager/managerv1;managerv1b\x06proto3"
 
 var (
 	file_managerv1_manager_proto_rawDescOnce sync.Once
@@ -2327,106 +3826,158 @@ func file_managerv1_manager_proto_rawDescGZIP() []byte {
 	return file_managerv1_manager_proto_rawDescData
 }
 
-var file_managerv1_manager_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_managerv1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_managerv1_manager_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_managerv1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
 var file_managerv1_manager_proto_goTypes = []any{
-	(Build_Phase)(0),              // 0: stepmux.manager.v1.Build.Phase
-	(*SubmitRequest)(nil),         // 1: stepmux.manager.v1.SubmitRequest
-	(*SubmitResponse)(nil),        // 2: stepmux.manager.v1.SubmitResponse
-	(*Warning)(nil),               // 3: stepmux.manager.v1.Warning
-	(*GetRequest)(nil),            // 4: stepmux.manager.v1.GetRequest
-	(*Build)(nil),                 // 5: stepmux.manager.v1.Build
-	(*Result)(nil),                // 6: stepmux.manager.v1.Result
-	(*ListRequest)(nil),           // 7: stepmux.manager.v1.ListRequest
-	(*ListResponse)(nil),          // 8: stepmux.manager.v1.ListResponse
-	(*FollowRequest)(nil),         // 9: stepmux.manager.v1.FollowRequest
-	(*FollowResponse)(nil),        // 10: stepmux.manager.v1.FollowResponse
-	(*CancelRequest)(nil),         // 11: stepmux.manager.v1.CancelRequest
-	(*CancelResponse)(nil),        // 12: stepmux.manager.v1.CancelResponse
-	(*AuditRequest)(nil),          // 13: stepmux.manager.v1.AuditRequest
-	(*AuditResponse)(nil),         // 14: stepmux.manager.v1.AuditResponse
-	(*StatusRequest)(nil),         // 15: stepmux.manager.v1.StatusRequest
-	(*StatusResponse)(nil),        // 16: stepmux.manager.v1.StatusResponse
-	(*DrainRequest)(nil),          // 17: stepmux.manager.v1.DrainRequest
-	(*DrainResponse)(nil),         // 18: stepmux.manager.v1.DrainResponse
-	(*UndrainRequest)(nil),        // 19: stepmux.manager.v1.UndrainRequest
-	(*UndrainResponse)(nil),       // 20: stepmux.manager.v1.UndrainResponse
-	(*KeepProjectRequest)(nil),    // 21: stepmux.manager.v1.KeepProjectRequest
-	(*KeepProjectResponse)(nil),   // 22: stepmux.manager.v1.KeepProjectResponse
-	(*ArtifactsRequest)(nil),      // 23: stepmux.manager.v1.ArtifactsRequest
-	(*ArtifactsResponse)(nil),     // 24: stepmux.manager.v1.ArtifactsResponse
-	(*ReserveRequest)(nil),        // 25: stepmux.manager.v1.ReserveRequest
-	(*ReserveResponse)(nil),       // 26: stepmux.manager.v1.ReserveResponse
-	(*ExecRequest)(nil),           // 27: stepmux.manager.v1.ExecRequest
-	(*ExecResponse)(nil),          // 28: stepmux.manager.v1.ExecResponse
-	(*ReleaseRequest)(nil),        // 29: stepmux.manager.v1.ReleaseRequest
-	(*ReleaseResponse)(nil),       // 30: stepmux.manager.v1.ReleaseResponse
-	nil,                           // 31: stepmux.manager.v1.SubmitRequest.LabelsEntry
-	nil,                           // 32: stepmux.manager.v1.Build.LabelsEntry
-	(*AuditResponse_Entry)(nil),   // 33: stepmux.manager.v1.AuditResponse.Entry
-	nil,                           // 34: stepmux.manager.v1.ReserveRequest.LabelsEntry
-	(*ExecRequest_Start)(nil),     // 35: stepmux.manager.v1.ExecRequest.Start
-	(*ExecResponse_Exit)(nil),     // 36: stepmux.manager.v1.ExecResponse.Exit
-	(*stepmuxv1.Job)(nil),         // 37: stepmux.v1.Job
-	(*timestamppb.Timestamp)(nil), // 38: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 39: google.protobuf.Duration
+	(Build_Phase)(0),               // 0: stepmux.manager.v1.Build.Phase
+	(Pipeline_Phase)(0),            // 1: stepmux.manager.v1.Pipeline.Phase
+	(*SubmitRequest)(nil),          // 2: stepmux.manager.v1.SubmitRequest
+	(*SubmitResponse)(nil),         // 3: stepmux.manager.v1.SubmitResponse
+	(*PipelineBuild)(nil),          // 4: stepmux.manager.v1.PipelineBuild
+	(*Archive)(nil),                // 5: stepmux.manager.v1.Archive
+	(*Warning)(nil),                // 6: stepmux.manager.v1.Warning
+	(*GetRequest)(nil),             // 7: stepmux.manager.v1.GetRequest
+	(*Build)(nil),                  // 8: stepmux.manager.v1.Build
+	(*Result)(nil),                 // 9: stepmux.manager.v1.Result
+	(*ListRequest)(nil),            // 10: stepmux.manager.v1.ListRequest
+	(*ListResponse)(nil),           // 11: stepmux.manager.v1.ListResponse
+	(*FollowRequest)(nil),          // 12: stepmux.manager.v1.FollowRequest
+	(*FollowResponse)(nil),         // 13: stepmux.manager.v1.FollowResponse
+	(*CancelRequest)(nil),          // 14: stepmux.manager.v1.CancelRequest
+	(*CancelResponse)(nil),         // 15: stepmux.manager.v1.CancelResponse
+	(*AuditRequest)(nil),           // 16: stepmux.manager.v1.AuditRequest
+	(*AuditResponse)(nil),          // 17: stepmux.manager.v1.AuditResponse
+	(*StatusRequest)(nil),          // 18: stepmux.manager.v1.StatusRequest
+	(*StatusResponse)(nil),         // 19: stepmux.manager.v1.StatusResponse
+	(*DrainRequest)(nil),           // 20: stepmux.manager.v1.DrainRequest
+	(*DrainResponse)(nil),          // 21: stepmux.manager.v1.DrainResponse
+	(*UndrainRequest)(nil),         // 22: stepmux.manager.v1.UndrainRequest
+	(*UndrainResponse)(nil),        // 23: stepmux.manager.v1.UndrainResponse
+	(*KeepProjectRequest)(nil),     // 24: stepmux.manager.v1.KeepProjectRequest
+	(*KeepProjectResponse)(nil),    // 25: stepmux.manager.v1.KeepProjectResponse
+	(*ArtifactsRequest)(nil),       // 26: stepmux.manager.v1.ArtifactsRequest
+	(*ArtifactsResponse)(nil),      // 27: stepmux.manager.v1.ArtifactsResponse
+	(*ReserveRequest)(nil),         // 28: stepmux.manager.v1.ReserveRequest
+	(*ReserveResponse)(nil),        // 29: stepmux.manager.v1.ReserveResponse
+	(*ExecRequest)(nil),            // 30: stepmux.manager.v1.ExecRequest
+	(*ExecResponse)(nil),           // 31: stepmux.manager.v1.ExecResponse
+	(*ReleaseRequest)(nil),         // 32: stepmux.manager.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),        // 33: stepmux.manager.v1.ReleaseResponse
+	(*SubmitPipelineRequest)(nil),  // 34: stepmux.manager.v1.SubmitPipelineRequest
+	(*PipelineSource)(nil),         // 35: stepmux.manager.v1.PipelineSource
+	(*NamedValue)(nil),             // 36: stepmux.manager.v1.NamedValue
+	(*SourceFile)(nil),             // 37: stepmux.manager.v1.SourceFile
+	(*Changes)(nil),                // 38: stepmux.manager.v1.Changes
+	(*PipelineChoice)(nil),         // 39: stepmux.manager.v1.PipelineChoice
+	(*SubmitPipelineResponse)(nil), // 40: stepmux.manager.v1.SubmitPipelineResponse
+	(*Pipeline)(nil),               // 41: stepmux.manager.v1.Pipeline
+	(*PipelineJob)(nil),            // 42: stepmux.manager.v1.PipelineJob
+	(*ListPipelinesRequest)(nil),   // 43: stepmux.manager.v1.ListPipelinesRequest
+	(*ListPipelinesResponse)(nil),  // 44: stepmux.manager.v1.ListPipelinesResponse
+	(*GetPipelineRequest)(nil),     // 45: stepmux.manager.v1.GetPipelineRequest
+	(*PlayPipelineRequest)(nil),    // 46: stepmux.manager.v1.PlayPipelineRequest
+	(*PlayPipelineResponse)(nil),   // 47: stepmux.manager.v1.PlayPipelineResponse
+	(*RetryPipelineRequest)(nil),   // 48: stepmux.manager.v1.RetryPipelineRequest
+	(*RetryPipelineResponse)(nil),  // 49: stepmux.manager.v1.RetryPipelineResponse
+	nil,                            // 50: stepmux.manager.v1.SubmitRequest.LabelsEntry
+	nil,                            // 51: stepmux.manager.v1.Build.LabelsEntry
+	(*AuditResponse_Entry)(nil),    // 52: stepmux.manager.v1.AuditResponse.Entry
+	nil,                            // 53: stepmux.manager.v1.ReserveRequest.LabelsEntry
+	(*ExecRequest_Start)(nil),      // 54: stepmux.manager.v1.ExecRequest.Start
+	(*ExecResponse_Exit)(nil),      // 55: stepmux.manager.v1.ExecResponse.Exit
+	nil,                            // 56: stepmux.manager.v1.SubmitPipelineRequest.LabelsEntry
+	nil,                            // 57: stepmux.manager.v1.PipelineSource.InputsEntry
+	nil,                            // 58: stepmux.manager.v1.Pipeline.CountsEntry
+	(*stepmuxv1.Job)(nil),          // 59: stepmux.v1.Job
+	(*timestamppb.Timestamp)(nil),  // 60: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),    // 61: google.protobuf.Duration
 }
 var file_managerv1_manager_proto_depIdxs = []int32{
-	37, // 0: stepmux.manager.v1.SubmitRequest.job:type_name -> stepmux.v1.Job
-	31, // 1: stepmux.manager.v1.SubmitRequest.labels:type_name -> stepmux.manager.v1.SubmitRequest.LabelsEntry
-	3,  // 2: stepmux.manager.v1.SubmitRequest.warnings:type_name -> stepmux.manager.v1.Warning
-	0,  // 3: stepmux.manager.v1.Build.phase:type_name -> stepmux.manager.v1.Build.Phase
-	38, // 4: stepmux.manager.v1.Build.submitted:type_name -> google.protobuf.Timestamp
-	38, // 5: stepmux.manager.v1.Build.started:type_name -> google.protobuf.Timestamp
-	38, // 6: stepmux.manager.v1.Build.ended_at:type_name -> google.protobuf.Timestamp
-	6,  // 7: stepmux.manager.v1.Build.result:type_name -> stepmux.manager.v1.Result
-	32, // 8: stepmux.manager.v1.Build.labels:type_name -> stepmux.manager.v1.Build.LabelsEntry
-	39, // 9: stepmux.manager.v1.Build.connect:type_name -> google.protobuf.Duration
-	39, // 10: stepmux.manager.v1.Build.first_output:type_name -> google.protobuf.Duration
-	3,  // 11: stepmux.manager.v1.Build.warnings:type_name -> stepmux.manager.v1.Warning
-	0,  // 12: stepmux.manager.v1.ListRequest.phase:type_name -> stepmux.manager.v1.Build.Phase
-	5,  // 13: stepmux.manager.v1.ListResponse.builds:type_name -> stepmux.manager.v1.Build
-	5,  // 14: stepmux.manager.v1.FollowResponse.build:type_name -> stepmux.manager.v1.Build
-	33, // 15: stepmux.manager.v1.AuditResponse.entries:type_name -> stepmux.manager.v1.AuditResponse.Entry
-	39, // 16: stepmux.manager.v1.DrainRequest.for:type_name -> google.protobuf.Duration
-	34, // 17: stepmux.manager.v1.ReserveRequest.labels:type_name -> stepmux.manager.v1.ReserveRequest.LabelsEntry
-	39, // 18: stepmux.manager.v1.ReserveRequest.limit:type_name -> google.protobuf.Duration
-	35, // 19: stepmux.manager.v1.ExecRequest.start:type_name -> stepmux.manager.v1.ExecRequest.Start
-	36, // 20: stepmux.manager.v1.ExecResponse.exit:type_name -> stepmux.manager.v1.ExecResponse.Exit
-	38, // 21: stepmux.manager.v1.AuditResponse.Entry.at:type_name -> google.protobuf.Timestamp
-	1,  // 22: stepmux.manager.v1.Manager.Submit:input_type -> stepmux.manager.v1.SubmitRequest
-	4,  // 23: stepmux.manager.v1.Manager.Get:input_type -> stepmux.manager.v1.GetRequest
-	7,  // 24: stepmux.manager.v1.Manager.List:input_type -> stepmux.manager.v1.ListRequest
-	9,  // 25: stepmux.manager.v1.Manager.Follow:input_type -> stepmux.manager.v1.FollowRequest
-	11, // 26: stepmux.manager.v1.Manager.Cancel:input_type -> stepmux.manager.v1.CancelRequest
-	13, // 27: stepmux.manager.v1.Manager.Audit:input_type -> stepmux.manager.v1.AuditRequest
-	15, // 28: stepmux.manager.v1.Manager.Status:input_type -> stepmux.manager.v1.StatusRequest
-	17, // 29: stepmux.manager.v1.Manager.Drain:input_type -> stepmux.manager.v1.DrainRequest
-	19, // 30: stepmux.manager.v1.Manager.Undrain:input_type -> stepmux.manager.v1.UndrainRequest
-	21, // 31: stepmux.manager.v1.Manager.KeepProject:input_type -> stepmux.manager.v1.KeepProjectRequest
-	23, // 32: stepmux.manager.v1.Manager.Artifacts:input_type -> stepmux.manager.v1.ArtifactsRequest
-	25, // 33: stepmux.manager.v1.Manager.Reserve:input_type -> stepmux.manager.v1.ReserveRequest
-	27, // 34: stepmux.manager.v1.Manager.Exec:input_type -> stepmux.manager.v1.ExecRequest
-	29, // 35: stepmux.manager.v1.Manager.Release:input_type -> stepmux.manager.v1.ReleaseRequest
-	2,  // 36: stepmux.manager.v1.Manager.Submit:output_type -> stepmux.manager.v1.SubmitResponse
-	5,  // 37: stepmux.manager.v1.Manager.Get:output_type -> stepmux.manager.v1.Build
-	8,  // 38: stepmux.manager.v1.Manager.List:output_type -> stepmux.manager.v1.ListResponse
-	10, // 39: stepmux.manager.v1.Manager.Follow:output_type -> stepmux.manager.v1.FollowResponse
-	12, // 40: stepmux.manager.v1.Manager.Cancel:output_type -> stepmux.manager.v1.CancelResponse
-	14, // 41: stepmux.manager.v1.Manager.Audit:output_type -> stepmux.manager.v1.AuditResponse
-	16, // 42: stepmux.manager.v1.Manager.Status:output_type -> stepmux.manager.v1.StatusResponse
-	18, // 43: stepmux.manager.v1.Manager.Drain:output_type -> stepmux.manager.v1.DrainResponse
-	20, // 44: stepmux.manager.v1.Manager.Undrain:output_type -> stepmux.manager.v1.UndrainResponse
-	22, // 45: stepmux.manager.v1.Manager.KeepProject:output_type -> stepmux.manager.v1.KeepProjectResponse
-	24, // 46: stepmux.manager.v1.Manager.Artifacts:output_type -> stepmux.manager.v1.ArtifactsResponse
-	26, // 47: stepmux.manager.v1.Manager.Reserve:output_type -> stepmux.manager.v1.ReserveResponse
-	28, // 48: stepmux.manager.v1.Manager.Exec:output_type -> stepmux.manager.v1.ExecResponse
-	30, // 49: stepmux.manager.v1.Manager.Release:output_type -> stepmux.manager.v1.ReleaseResponse
-	36, // [36:50] is the sub-list for method output_type
-	22, // [22:36] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	59, // 0: stepmux.manager.v1.SubmitRequest.job:type_name -> stepmux.v1.Job
+	50, // 1: stepmux.manager.v1.SubmitRequest.labels:type_name -> stepmux.manager.v1.SubmitRequest.LabelsEntry
+	6,  // 2: stepmux.manager.v1.SubmitRequest.warnings:type_name -> stepmux.manager.v1.Warning
+	4,  // 3: stepmux.manager.v1.SubmitRequest.pipeline:type_name -> stepmux.manager.v1.PipelineBuild
+	5,  // 4: stepmux.manager.v1.PipelineBuild.archives:type_name -> stepmux.manager.v1.Archive
+	0,  // 5: stepmux.manager.v1.Build.phase:type_name -> stepmux.manager.v1.Build.Phase
+	60, // 6: stepmux.manager.v1.Build.submitted:type_name -> google.protobuf.Timestamp
+	60, // 7: stepmux.manager.v1.Build.started:type_name -> google.protobuf.Timestamp
+	60, // 8: stepmux.manager.v1.Build.ended_at:type_name -> google.protobuf.Timestamp
+	9,  // 9: stepmux.manager.v1.Build.result:type_name -> stepmux.manager.v1.Result
+	51, // 10: stepmux.manager.v1.Build.labels:type_name -> stepmux.manager.v1.Build.LabelsEntry
+	61, // 11: stepmux.manager.v1.Build.connect:type_name -> google.protobuf.Duration
+	61, // 12: stepmux.manager.v1.Build.first_output:type_name -> google.protobuf.Duration
+	6,  // 13: stepmux.manager.v1.Build.warnings:type_name -> stepmux.manager.v1.Warning
+	0,  // 14: stepmux.manager.v1.ListRequest.phase:type_name -> stepmux.manager.v1.Build.Phase
+	8,  // 15: stepmux.manager.v1.ListResponse.builds:type_name -> stepmux.manager.v1.Build
+	8,  // 16: stepmux.manager.v1.FollowResponse.build:type_name -> stepmux.manager.v1.Build
+	52, // 17: stepmux.manager.v1.AuditResponse.entries:type_name -> stepmux.manager.v1.AuditResponse.Entry
+	61, // 18: stepmux.manager.v1.DrainRequest.for:type_name -> google.protobuf.Duration
+	53, // 19: stepmux.manager.v1.ReserveRequest.labels:type_name -> stepmux.manager.v1.ReserveRequest.LabelsEntry
+	61, // 20: stepmux.manager.v1.ReserveRequest.limit:type_name -> google.protobuf.Duration
+	54, // 21: stepmux.manager.v1.ExecRequest.start:type_name -> stepmux.manager.v1.ExecRequest.Start
+	55, // 22: stepmux.manager.v1.ExecResponse.exit:type_name -> stepmux.manager.v1.ExecResponse.Exit
+	35, // 23: stepmux.manager.v1.SubmitPipelineRequest.source:type_name -> stepmux.manager.v1.PipelineSource
+	39, // 24: stepmux.manager.v1.SubmitPipelineRequest.choice:type_name -> stepmux.manager.v1.PipelineChoice
+	59, // 25: stepmux.manager.v1.SubmitPipelineRequest.options:type_name -> stepmux.v1.Job
+	56, // 26: stepmux.manager.v1.SubmitPipelineRequest.labels:type_name -> stepmux.manager.v1.SubmitPipelineRequest.LabelsEntry
+	57, // 27: stepmux.manager.v1.PipelineSource.inputs:type_name -> stepmux.manager.v1.PipelineSource.InputsEntry
+	36, // 28: stepmux.manager.v1.PipelineSource.predefined:type_name -> stepmux.manager.v1.NamedValue
+	37, // 29: stepmux.manager.v1.PipelineSource.files:type_name -> stepmux.manager.v1.SourceFile
+	37, // 30: stepmux.manager.v1.PipelineSource.elsewhere:type_name -> stepmux.manager.v1.SourceFile
+	38, // 31: stepmux.manager.v1.PipelineSource.changed:type_name -> stepmux.manager.v1.Changes
+	1,  // 32: stepmux.manager.v1.Pipeline.phase:type_name -> stepmux.manager.v1.Pipeline.Phase
+	60, // 33: stepmux.manager.v1.Pipeline.submitted:type_name -> google.protobuf.Timestamp
+	60, // 34: stepmux.manager.v1.Pipeline.started:type_name -> google.protobuf.Timestamp
+	60, // 35: stepmux.manager.v1.Pipeline.ended_at:type_name -> google.protobuf.Timestamp
+	42, // 36: stepmux.manager.v1.Pipeline.jobs:type_name -> stepmux.manager.v1.PipelineJob
+	58, // 37: stepmux.manager.v1.Pipeline.counts:type_name -> stepmux.manager.v1.Pipeline.CountsEntry
+	60, // 38: stepmux.manager.v1.PipelineJob.started:type_name -> google.protobuf.Timestamp
+	60, // 39: stepmux.manager.v1.PipelineJob.finished:type_name -> google.protobuf.Timestamp
+	41, // 40: stepmux.manager.v1.ListPipelinesResponse.pipelines:type_name -> stepmux.manager.v1.Pipeline
+	60, // 41: stepmux.manager.v1.AuditResponse.Entry.at:type_name -> google.protobuf.Timestamp
+	2,  // 42: stepmux.manager.v1.Manager.Submit:input_type -> stepmux.manager.v1.SubmitRequest
+	7,  // 43: stepmux.manager.v1.Manager.Get:input_type -> stepmux.manager.v1.GetRequest
+	10, // 44: stepmux.manager.v1.Manager.List:input_type -> stepmux.manager.v1.ListRequest
+	12, // 45: stepmux.manager.v1.Manager.Follow:input_type -> stepmux.manager.v1.FollowRequest
+	14, // 46: stepmux.manager.v1.Manager.Cancel:input_type -> stepmux.manager.v1.CancelRequest
+	16, // 47: stepmux.manager.v1.Manager.Audit:input_type -> stepmux.manager.v1.AuditRequest
+	18, // 48: stepmux.manager.v1.Manager.Status:input_type -> stepmux.manager.v1.StatusRequest
+	20, // 49: stepmux.manager.v1.Manager.Drain:input_type -> stepmux.manager.v1.DrainRequest
+	22, // 50: stepmux.manager.v1.Manager.Undrain:input_type -> stepmux.manager.v1.UndrainRequest
+	24, // 51: stepmux.manager.v1.Manager.KeepProject:input_type -> stepmux.manager.v1.KeepProjectRequest
+	26, // 52: stepmux.manager.v1.Manager.Artifacts:input_type -> stepmux.manager.v1.ArtifactsRequest
+	28, // 53: stepmux.manager.v1.Manager.Reserve:input_type -> stepmux.manager.v1.ReserveRequest
+	30, // 54: stepmux.manager.v1.Manager.Exec:input_type -> stepmux.manager.v1.ExecRequest
+	32, // 55: stepmux.manager.v1.Manager.Release:input_type -> stepmux.manager.v1.ReleaseRequest
+	34, // 56: stepmux.manager.v1.Manager.SubmitPipeline:input_type -> stepmux.manager.v1.SubmitPipelineRequest
+	43, // 57: stepmux.manager.v1.Manager.ListPipelines:input_type -> stepmux.manager.v1.ListPipelinesRequest
+	45, // 58: stepmux.manager.v1.Manager.GetPipeline:input_type -> stepmux.manager.v1.GetPipelineRequest
+	46, // 59: stepmux.manager.v1.Manager.PlayPipeline:input_type -> stepmux.manager.v1.PlayPipelineRequest
+	48, // 60: stepmux.manager.v1.Manager.RetryPipeline:input_type -> stepmux.manager.v1.RetryPipelineRequest
+	3,  // 61: stepmux.manager.v1.Manager.Submit:output_type -> stepmux.manager.v1.SubmitResponse
+	8,  // 62: stepmux.manager.v1.Manager.Get:output_type -> stepmux.manager.v1.Build
+	11, // 63: stepmux.manager.v1.Manager.List:output_type -> stepmux.manager.v1.ListResponse
+	13, // 64: stepmux.manager.v1.Manager.Follow:output_type -> stepmux.manager.v1.FollowResponse
+	15, // 65: stepmux.manager.v1.Manager.Cancel:output_type -> stepmux.manager.v1.CancelResponse
+	17, // 66: stepmux.manager.v1.Manager.Audit:output_type -> stepmux.manager.v1.AuditResponse
+	19, // 67: stepmux.manager.v1.Manager.Status:output_type -> stepmux.manager.v1.StatusResponse
+	21, // 68: stepmux.manager.v1.Manager.Drain:output_type -> stepmux.manager.v1.DrainResponse
+	23, // 69: stepmux.manager.v1.Manager.Undrain:output_type -> stepmux.manager.v1.UndrainResponse
+	25, // 70: stepmux.manager.v1.Manager.KeepProject:output_type -> stepmux.manager.v1.KeepProjectResponse
+	27, // 71: stepmux.manager.v1.Manager.Artifacts:output_type -> stepmux.manager.v1.ArtifactsResponse
+	29, // 72: stepmux.manager.v1.Manager.Reserve:output_type -> stepmux.manager.v1.ReserveResponse
+	31, // 73: stepmux.manager.v1.Manager.Exec:output_type -> stepmux.manager.v1.ExecResponse
+	33, // 74: stepmux.manager.v1.Manager.Release:output_type -> stepmux.manager.v1.ReleaseResponse
+	40, // 75: stepmux.manager.v1.Manager.SubmitPipeline:output_type -> stepmux.manager.v1.SubmitPipelineResponse
+	44, // 76: stepmux.manager.v1.Manager.ListPipelines:output_type -> stepmux.manager.v1.ListPipelinesResponse
+	41, // 77: stepmux.manager.v1.Manager.GetPipeline:output_type -> stepmux.manager.v1.Pipeline
+	47, // 78: stepmux.manager.v1.Manager.PlayPipeline:output_type -> stepmux.manager.v1.PlayPipelineResponse
+	49, // 79: stepmux.manager.v1.Manager.RetryPipeline:output_type -> stepmux.manager.v1.RetryPipelineResponse
+	61, // [61:80] is the sub-list for method output_type
+	42, // [42:61] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_managerv1_manager_proto_init() }
@@ -2434,13 +3985,13 @@ func file_managerv1_manager_proto_init() {
 	if File_managerv1_manager_proto != nil {
 		return
 	}
-	file_managerv1_manager_proto_msgTypes[26].OneofWrappers = []any{
+	file_managerv1_manager_proto_msgTypes[28].OneofWrappers = []any{
 		(*ExecRequest_Start_)(nil),
 		(*ExecRequest_Input)(nil),
 		(*ExecRequest_EndInput)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_managerv1_manager_proto_msgTypes[27].OneofWrappers = []any{
+	file_managerv1_manager_proto_msgTypes[29].OneofWrappers = []any{
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
 		(*ExecResponse_Exit_)(nil),
@@ -2450,8 +4001,8 @@ func file_managerv1_manager_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_managerv1_manager_proto_rawDesc), len(file_managerv1_manager_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   36,
+			NumEnums:      2,
+			NumMessages:   57,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

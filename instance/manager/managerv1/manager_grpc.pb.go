@@ -22,20 +22,25 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Manager_Submit_FullMethodName      = "/stepmux.manager.v1.Manager/Submit"
-	Manager_Get_FullMethodName         = "/stepmux.manager.v1.Manager/Get"
-	Manager_List_FullMethodName        = "/stepmux.manager.v1.Manager/List"
-	Manager_Follow_FullMethodName      = "/stepmux.manager.v1.Manager/Follow"
-	Manager_Cancel_FullMethodName      = "/stepmux.manager.v1.Manager/Cancel"
-	Manager_Audit_FullMethodName       = "/stepmux.manager.v1.Manager/Audit"
-	Manager_Status_FullMethodName      = "/stepmux.manager.v1.Manager/Status"
-	Manager_Drain_FullMethodName       = "/stepmux.manager.v1.Manager/Drain"
-	Manager_Undrain_FullMethodName     = "/stepmux.manager.v1.Manager/Undrain"
-	Manager_KeepProject_FullMethodName = "/stepmux.manager.v1.Manager/KeepProject"
-	Manager_Artifacts_FullMethodName   = "/stepmux.manager.v1.Manager/Artifacts"
-	Manager_Reserve_FullMethodName     = "/stepmux.manager.v1.Manager/Reserve"
-	Manager_Exec_FullMethodName        = "/stepmux.manager.v1.Manager/Exec"
-	Manager_Release_FullMethodName     = "/stepmux.manager.v1.Manager/Release"
+	Manager_Submit_FullMethodName         = "/stepmux.manager.v1.Manager/Submit"
+	Manager_Get_FullMethodName            = "/stepmux.manager.v1.Manager/Get"
+	Manager_List_FullMethodName           = "/stepmux.manager.v1.Manager/List"
+	Manager_Follow_FullMethodName         = "/stepmux.manager.v1.Manager/Follow"
+	Manager_Cancel_FullMethodName         = "/stepmux.manager.v1.Manager/Cancel"
+	Manager_Audit_FullMethodName          = "/stepmux.manager.v1.Manager/Audit"
+	Manager_Status_FullMethodName         = "/stepmux.manager.v1.Manager/Status"
+	Manager_Drain_FullMethodName          = "/stepmux.manager.v1.Manager/Drain"
+	Manager_Undrain_FullMethodName        = "/stepmux.manager.v1.Manager/Undrain"
+	Manager_KeepProject_FullMethodName    = "/stepmux.manager.v1.Manager/KeepProject"
+	Manager_Artifacts_FullMethodName      = "/stepmux.manager.v1.Manager/Artifacts"
+	Manager_Reserve_FullMethodName        = "/stepmux.manager.v1.Manager/Reserve"
+	Manager_Exec_FullMethodName           = "/stepmux.manager.v1.Manager/Exec"
+	Manager_Release_FullMethodName        = "/stepmux.manager.v1.Manager/Release"
+	Manager_SubmitPipeline_FullMethodName = "/stepmux.manager.v1.Manager/SubmitPipeline"
+	Manager_ListPipelines_FullMethodName  = "/stepmux.manager.v1.Manager/ListPipelines"
+	Manager_GetPipeline_FullMethodName    = "/stepmux.manager.v1.Manager/GetPipeline"
+	Manager_PlayPipeline_FullMethodName   = "/stepmux.manager.v1.Manager/PlayPipeline"
+	Manager_RetryPipeline_FullMethodName  = "/stepmux.manager.v1.Manager/RetryPipeline"
 )
 
 // ManagerClient is the client API for Manager service.
@@ -54,10 +59,10 @@ type ManagerClient interface {
 	// Follow streams the log of a build from an offset. Unless follow is set it ends with what is there. With follow it ends
 	// with the build, and its last message has the build.
 	Follow(ctx context.Context, in *FollowRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FollowResponse], error)
-	// Cancel ends a build. It returns when that is on disk: the build ends soon, also if the manager ends before. A build
-	// that has ended is left as it is.
+	// Cancel ends a build, or a pipeline and its builds. It returns when that is on disk: they end soon, also if the manager
+	// ends before. What has ended is left as it is.
 	Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*CancelResponse, error)
-	// Audit returns who drained VMs and cancelled builds, the latest first. The last 1000 actions are kept.
+	// Audit returns who drained VMs, and cancelled, played or retried builds and pipelines, the latest first. The last 1000 actions are kept.
 	Audit(ctx context.Context, in *AuditRequest, opts ...grpc.CallOption) (*AuditResponse, error)
 	// Status describes the manager and its VMs.
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error)
@@ -84,6 +89,21 @@ type ManagerClient interface {
 	// Release ends a lease: its commands end, and the slot is free. It succeeds if the lease has already ended. UNAVAILABLE:
 	// the manager shuts down; repeat the call, because the next manager may have the lease.
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseResponse, error)
+	// SubmitPipeline queues a whole pipeline: its jobs become builds of the queue, each as soon as its needs have ended. When
+	// it returns, the pipeline is planned and on disk. INVALID_ARGUMENT: the text, with line and column, or the choice is
+	// wrong. RESOURCE_EXHAUSTED: there are too many pipelines that have not ended.
+	SubmitPipeline(ctx context.Context, in *SubmitPipelineRequest, opts ...grpc.CallOption) (*SubmitPipelineResponse, error)
+	// ListPipelines returns pipelines without their jobs, the latest first.
+	ListPipelines(ctx context.Context, in *ListPipelinesRequest, opts ...grpc.CallOption) (*ListPipelinesResponse, error)
+	// GetPipeline returns a pipeline as it is now, with its jobs. With follow it returns it again when it has changed, until
+	// it does not go on by itself any more: it has ended, or is blocked.
+	GetPipeline(ctx context.Context, in *GetPipelineRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Pipeline], error)
+	// PlayPipeline starts manual jobs of a pipeline: at once, or when their needs have ended. FAILED_PRECONDITION: the job
+	// has run, or is not manual.
+	PlayPipeline(ctx context.Context, in *PlayPipelineRequest, opts ...grpc.CallOption) (*PlayPipelineResponse, error)
+	// RetryPipeline runs the jobs of a pipeline that failed or did not run again, with the artifacts of the others.
+	// FAILED_PRECONDITION: it runs, or there is nothing to run again.
+	RetryPipeline(ctx context.Context, in *RetryPipelineRequest, opts ...grpc.CallOption) (*RetryPipelineResponse, error)
 }
 
 type managerClient struct {
@@ -267,6 +287,65 @@ func (c *managerClient) Release(ctx context.Context, in *ReleaseRequest, opts ..
 	return out, nil
 }
 
+func (c *managerClient) SubmitPipeline(ctx context.Context, in *SubmitPipelineRequest, opts ...grpc.CallOption) (*SubmitPipelineResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SubmitPipelineResponse)
+	err := c.cc.Invoke(ctx, Manager_SubmitPipeline_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *managerClient) ListPipelines(ctx context.Context, in *ListPipelinesRequest, opts ...grpc.CallOption) (*ListPipelinesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListPipelinesResponse)
+	err := c.cc.Invoke(ctx, Manager_ListPipelines_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *managerClient) GetPipeline(ctx context.Context, in *GetPipelineRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Pipeline], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Manager_ServiceDesc.Streams[5], Manager_GetPipeline_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[GetPipelineRequest, Pipeline]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Manager_GetPipelineClient = grpc.ServerStreamingClient[Pipeline]
+
+func (c *managerClient) PlayPipeline(ctx context.Context, in *PlayPipelineRequest, opts ...grpc.CallOption) (*PlayPipelineResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PlayPipelineResponse)
+	err := c.cc.Invoke(ctx, Manager_PlayPipeline_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *managerClient) RetryPipeline(ctx context.Context, in *RetryPipelineRequest, opts ...grpc.CallOption) (*RetryPipelineResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RetryPipelineResponse)
+	err := c.cc.Invoke(ctx, Manager_RetryPipeline_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ManagerServer is the server API for Manager service.
 // All implementations must embed UnimplementedManagerServer
 // for forward compatibility.
@@ -283,10 +362,10 @@ type ManagerServer interface {
 	// Follow streams the log of a build from an offset. Unless follow is set it ends with what is there. With follow it ends
 	// with the build, and its last message has the build.
 	Follow(*FollowRequest, grpc.ServerStreamingServer[FollowResponse]) error
-	// Cancel ends a build. It returns when that is on disk: the build ends soon, also if the manager ends before. A build
-	// that has ended is left as it is.
+	// Cancel ends a build, or a pipeline and its builds. It returns when that is on disk: they end soon, also if the manager
+	// ends before. What has ended is left as it is.
 	Cancel(context.Context, *CancelRequest) (*CancelResponse, error)
-	// Audit returns who drained VMs and cancelled builds, the latest first. The last 1000 actions are kept.
+	// Audit returns who drained VMs, and cancelled, played or retried builds and pipelines, the latest first. The last 1000 actions are kept.
 	Audit(context.Context, *AuditRequest) (*AuditResponse, error)
 	// Status describes the manager and its VMs.
 	Status(context.Context, *StatusRequest) (*StatusResponse, error)
@@ -313,6 +392,21 @@ type ManagerServer interface {
 	// Release ends a lease: its commands end, and the slot is free. It succeeds if the lease has already ended. UNAVAILABLE:
 	// the manager shuts down; repeat the call, because the next manager may have the lease.
 	Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error)
+	// SubmitPipeline queues a whole pipeline: its jobs become builds of the queue, each as soon as its needs have ended. When
+	// it returns, the pipeline is planned and on disk. INVALID_ARGUMENT: the text, with line and column, or the choice is
+	// wrong. RESOURCE_EXHAUSTED: there are too many pipelines that have not ended.
+	SubmitPipeline(context.Context, *SubmitPipelineRequest) (*SubmitPipelineResponse, error)
+	// ListPipelines returns pipelines without their jobs, the latest first.
+	ListPipelines(context.Context, *ListPipelinesRequest) (*ListPipelinesResponse, error)
+	// GetPipeline returns a pipeline as it is now, with its jobs. With follow it returns it again when it has changed, until
+	// it does not go on by itself any more: it has ended, or is blocked.
+	GetPipeline(*GetPipelineRequest, grpc.ServerStreamingServer[Pipeline]) error
+	// PlayPipeline starts manual jobs of a pipeline: at once, or when their needs have ended. FAILED_PRECONDITION: the job
+	// has run, or is not manual.
+	PlayPipeline(context.Context, *PlayPipelineRequest) (*PlayPipelineResponse, error)
+	// RetryPipeline runs the jobs of a pipeline that failed or did not run again, with the artifacts of the others.
+	// FAILED_PRECONDITION: it runs, or there is nothing to run again.
+	RetryPipeline(context.Context, *RetryPipelineRequest) (*RetryPipelineResponse, error)
 	mustEmbedUnimplementedManagerServer()
 }
 
@@ -364,6 +458,21 @@ func (UnimplementedManagerServer) Exec(grpc.BidiStreamingServer[ExecRequest, Exe
 }
 func (UnimplementedManagerServer) Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Release not implemented")
+}
+func (UnimplementedManagerServer) SubmitPipeline(context.Context, *SubmitPipelineRequest) (*SubmitPipelineResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SubmitPipeline not implemented")
+}
+func (UnimplementedManagerServer) ListPipelines(context.Context, *ListPipelinesRequest) (*ListPipelinesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListPipelines not implemented")
+}
+func (UnimplementedManagerServer) GetPipeline(*GetPipelineRequest, grpc.ServerStreamingServer[Pipeline]) error {
+	return status.Error(codes.Unimplemented, "method GetPipeline not implemented")
+}
+func (UnimplementedManagerServer) PlayPipeline(context.Context, *PlayPipelineRequest) (*PlayPipelineResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PlayPipeline not implemented")
+}
+func (UnimplementedManagerServer) RetryPipeline(context.Context, *RetryPipelineRequest) (*RetryPipelineResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RetryPipeline not implemented")
 }
 func (UnimplementedManagerServer) mustEmbedUnimplementedManagerServer() {}
 func (UnimplementedManagerServer) testEmbeddedByValue()                 {}
@@ -595,6 +704,89 @@ func _Manager_Release_Handler(srv interface{}, ctx context.Context, dec func(int
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Manager_SubmitPipeline_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SubmitPipelineRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).SubmitPipeline(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_SubmitPipeline_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).SubmitPipeline(ctx, req.(*SubmitPipelineRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Manager_ListPipelines_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListPipelinesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).ListPipelines(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_ListPipelines_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).ListPipelines(ctx, req.(*ListPipelinesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Manager_GetPipeline_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(GetPipelineRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ManagerServer).GetPipeline(m, &grpc.GenericServerStream[GetPipelineRequest, Pipeline]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Manager_GetPipelineServer = grpc.ServerStreamingServer[Pipeline]
+
+func _Manager_PlayPipeline_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PlayPipelineRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).PlayPipeline(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_PlayPipeline_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).PlayPipeline(ctx, req.(*PlayPipelineRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Manager_RetryPipeline_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RetryPipelineRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).RetryPipeline(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_RetryPipeline_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).RetryPipeline(ctx, req.(*RetryPipelineRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Manager_ServiceDesc is the grpc.ServiceDesc for Manager service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -638,6 +830,22 @@ var Manager_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "Release",
 			Handler:    _Manager_Release_Handler,
 		},
+		{
+			MethodName: "SubmitPipeline",
+			Handler:    _Manager_SubmitPipeline_Handler,
+		},
+		{
+			MethodName: "ListPipelines",
+			Handler:    _Manager_ListPipelines_Handler,
+		},
+		{
+			MethodName: "PlayPipeline",
+			Handler:    _Manager_PlayPipeline_Handler,
+		},
+		{
+			MethodName: "RetryPipeline",
+			Handler:    _Manager_RetryPipeline_Handler,
+		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
@@ -666,6 +874,11 @@ var Manager_ServiceDesc = grpc.ServiceDesc{
 			Handler:       _Manager_Exec_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
+		},
+		{
+			StreamName:    "GetPipeline",
+			Handler:       _Manager_GetPipeline_Handler,
+			ServerStreams: true,
 		},
 	},
 	Metadata: "managerv1/manager.proto",

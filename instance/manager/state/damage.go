@@ -37,7 +37,7 @@ func (h *embedded) checkDamage(ctx context.Context) error {
 			return // a lease, or a mark
 		}
 		recorded[placeOf(r.ID)] = true
-		if r.Phase != PhaseEnded {
+		if r.Phase != PhaseEnded && r.Pipeline == "" { // a pipeline queues its builds again
 			open = append(open, r)
 		}
 	})
@@ -51,6 +51,10 @@ func (h *embedded) checkDamage(ctx context.Context) error {
 	err = s.queue.DeleteConsumer(ctx, consumerName) // of the manager before; it is made again
 	if err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
 		return fmt.Errorf("check the queue: %w", err)
+	}
+	err = s.calls.DeleteConsumer(ctx, consumerName)
+	if err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
+		return fmt.Errorf("check the pipelines: %w", err)
 	}
 	if lost, err = s.unreadable(ctx, s.queue, nil); err != nil {
 		return fmt.Errorf("check the queue: %w", err)

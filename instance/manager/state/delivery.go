@@ -67,6 +67,8 @@ func (d *Delivery) GiveBack(wait time.Duration) error {
 // Queue hands out the requests of the queue. It is for one goroutine at a time.
 type Queue struct {
 	s        *Store
+	stream   jetstream.Stream
+	subject  string
 	consumer jetstream.Consumer
 	wait     time.Duration
 }
@@ -75,20 +77,27 @@ type Queue struct {
 // is not to be closed. For a manager alone it is new at each start, since checkDamage removes the consumer before: all
 // requests that were not acknowledged come again at once.
 func (s *Store) OpenQueue(ctx context.Context, wait time.Duration) (*Queue, error) {
+	return s.openConsumer(ctx, s.queue, queueSubject, wait)
+}
+
+// openConsumer is OpenQueue for a subject of a stream.
+func (s *Store) openConsumer(
+	ctx context.Context, stream jetstream.Stream, subject string, wait time.Duration,
+) (*Queue, error) {
 	cfg := jetstream.ConsumerConfig{
-		Durable: consumerName, FilterSubject: queueSubject, AckPolicy: jetstream.AckExplicitPolicy,
+		Durable: consumerName, FilterSubject: subject, AckPolicy: jetstream.AckExplicitPolicy,
 		AckWait: wait, MaxAckPending: -1,
 		MemoryStorage: true, // if its state is lost, all requests come again, as at the start
 	}
-	consumer, err := s.queue.CreateOrUpdateConsumer(ctx, cfg)
+	consumer, err := stream.CreateOrUpdateConsumer(ctx, cfg)
 	if told, ok := errors.AsType[*jetstream.APIError](err); ok && told.ErrorCode == jetstream.JSErrCodeConsumerCreate {
 		cfg.MemoryStorage = false // an earlier version has made it on the disk, and it has to stay there
-		consumer, err = s.queue.CreateOrUpdateConsumer(ctx, cfg)
+		consumer, err = stream.CreateOrUpdateConsumer(ctx, cfg)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open the queue: %w", err)
 	}
-	return &Queue{s, consumer, wait}, nil
+	return &Queue{s, stream, subject, consumer, wait}, nil
 }
 
 // Next returns the next request of the queue. It waits for one until ctx ends.
@@ -116,7 +125,7 @@ func (q *Queue) Next(ctx context.Context) (*Delivery, error) {
 // Mend opens the queue again if err says that the servers do not have it any more.
 func (q *Queue) Mend(ctx context.Context, err error) {
 	if errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrConsumerDeleted) {
-		if again, err := q.s.OpenQueue(ctx, q.wait); err == nil {
+		if again, err := q.s.openConsumer(ctx, q.stream, q.subject, q.wait); err == nil {
 			q.consumer = again.consumer
 		}
 	}

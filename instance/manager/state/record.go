@@ -17,7 +17,7 @@ import (
 
 // The phases of a build's record. A build without a record is queued.
 const (
-	PhaseWaiting = ""        // it was lost, and is to run again
+	PhaseWaiting = ""        // it was lost, and is to run again; or it is of a pipeline, and has not begun
 	PhaseRunning = "running" // its job may have been delivered
 	PhaseEnded   = "ended"
 )
@@ -52,6 +52,9 @@ type Record struct {
 	Manager     string        `json:"manager,omitempty"` // has it, of those that share the state
 	Result      *Result       `json:"result,omitempty"`
 	Warnings    []*pb.Warning `json:"warnings,omitempty"` // about its scripts
+	// Pipeline and Job are those of a build of a pipeline.
+	Pipeline string `json:"pipeline,omitempty"`
+	Job      string `json:"job,omitempty"`
 
 	revision uint64 // in the bucket; 0 if it is not there
 }
@@ -124,7 +127,7 @@ func (s *Store) Put(ctx context.Context, r *Record) error {
 	msg := nats.NewMsg("$KV." + buildsBucket + "." + r.ID)
 	msg.Data = natscall.Encode(r)
 	options := []jetstream.PublishOpt{jetstream.WithExpectLastSequencePerSubject(r.revision)}
-	if r.Phase == PhaseEnded {
+	if r.Phase == PhaseEnded && r.Pipeline == "" { // the others are kept as long as their pipeline
 		options = append(options, jetstream.WithMsgTTL(s.cfg.Keep))
 	}
 	ack, err := s.js.PublishMsg(ctx, msg, options...)
@@ -167,6 +170,9 @@ func (s *Store) Refuse(ctx context.Context, r *Request, rec *Record, log *Log, w
 	if err := log.End(why); err != nil { //nolint:contextcheck // bounded by the manager's life
 		return err
 	}
+	if r.Seq == 0 { // of a pipeline: the request is known by its build when it is handed out
+		return nil
+	}
 	err := s.queue.DeleteMsg(ctx, r.Seq)
 	if errors.Is(err, jetstream.ErrMsgNotFound) || isGone(err) {
 		return nil
@@ -182,6 +188,12 @@ func isGone(err error) bool {
 
 // AwaitEnd waits until the record of a build has its result, or is not kept any more.
 func (s *Store) AwaitEnd(ctx context.Context, id string) error {
+	return s.WatchRecord(ctx, id, func(r *Record) bool { return r != nil && r.Phase != PhaseEnded })
+}
+
+// WatchRecord calls changed with the record of a build, now and after each change, until that returns false. The record
+// is nil if it is not kept, or not any more.
+func (s *Store) WatchRecord(ctx context.Context, id string, changed func(*Record) bool) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var watch jetstream.KeyWatcher
@@ -195,7 +207,6 @@ func (s *Store) AwaitEnd(ctx context.Context, id string) error {
 	for kept := false; ; {
 		select {
 		case entry, ok := <-watch.Updates():
-			var r Record
 			switch {
 			case !ok: // the library could not reopen it after a break of the connection
 				kept = false
@@ -203,11 +214,17 @@ func (s *Store) AwaitEnd(ctx context.Context, id string) error {
 					return err
 				}
 			case entry == nil && !kept, entry != nil && entry.Operation() != jetstream.KeyValuePut:
+				changed(nil)
 				return nil
-			case entry != nil && json.Unmarshal(entry.Value(), &r) == nil && r.Phase == PhaseEnded:
-				return nil
-			default:
+			case entry != nil:
 				kept = true
+				r, err := recordOf(id, entry.Value(), entry.Revision())
+				if err != nil {
+					return err
+				}
+				if r == nil || !changed(r) {
+					return nil
+				}
 			}
 		case <-ctx.Done():
 			return context.Cause(ctx)

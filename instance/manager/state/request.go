@@ -46,7 +46,7 @@ type Request struct {
 	Fresh bool
 
 	key     string
-	project string // that the build needs; may be empty
+	project string // the archives that the build needs, with spaces between; may be empty
 	sealed  []byte // with the key
 }
 
@@ -76,8 +76,12 @@ func (s *Store) IsNew(r *Request) bool { return r.Seq > s.before }
 // requestOf returns the request that a message of the queue has.
 func requestOf(seq uint64, h nats.Header, sealed []byte, submitted time.Time) *Request {
 	key := h.Get(nats.MsgIdHdr)
+	id := buildID(seq, key)
+	if own := h.Get(buildHeader); own != "" {
+		id = own
+	}
 	return &Request{
-		ID: buildID(seq, key), Seq: seq, key: key, project: h.Get(projectHeader), sealed: sealed, Submitted: submitted,
+		ID: id, Seq: seq, key: key, project: h.Get(projectHeader), sealed: sealed, Submitted: submitted,
 	}
 }
 
@@ -93,16 +97,30 @@ func (s *Store) Queued(ctx context.Context, seq uint64) (*Request, error) {
 	return requestOf(msg.Sequence, msg.Header, msg.Data, msg.Time), nil
 }
 
-// queuedProjects returns the projects of all requests in the queue whose builds have not ended.
+// IsPipelines reports whether the build is one of a pipeline.
+func (r *Request) IsPipelines() bool { return pipelineOf(r.ID) != "" }
+
+// queuedProjects returns the projects of all pipelines, and of all requests in the queue, that have not ended.
 func (s *Store) queuedProjects(ctx context.Context) (map[string]bool, error) {
 	needed := map[string]bool{}
+	pipelines, err := s.AllPipelines(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range pipelines {
+		if p.Phase != PipelineEnded && p.Project != "" {
+			needed[p.Project] = true
+		}
+	}
 	for seq := uint64(1); ; {
 		r, err := s.Queued(ctx, seq)
 		if r == nil {
 			return needed, err
 		}
 		if !s.hasEnded(r.Seq) {
-			needed[r.project] = true
+			for _, digest := range strings.Fields(r.project) {
+				needed[digest] = true
+			}
 		}
 		seq = r.Seq + 1
 	}

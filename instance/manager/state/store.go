@@ -55,7 +55,8 @@ type Store struct {
 	// Conn is the connection to the servers. The managers of a cluster ask each other by it.
 	Conn *nats.Conn
 	// Builds has the records of builds, which are for the methods here, and of leases. Fleet has drains and claims.
-	Builds, Fleet jetstream.KeyValue
+	// Pipelines has those of pipelines.
+	Builds, Fleet, Pipelines jetstream.KeyValue
 
 	cfg    Config
 	key    *seal.Key
@@ -65,6 +66,7 @@ type Store struct {
 	js     jetstream.JetStream
 
 	queue   jetstream.Stream
+	calls   jetstream.Stream // for pipelines
 	logs    jetstream.Stream
 	history jetstream.Stream // of builds
 	audit   jetstream.Stream // of the actions of operators
@@ -155,6 +157,9 @@ func (s *Store) openStreams(ctx context.Context) (err error) {
 	}
 	if s.Fleet, err = s.Bucket(ctx, fleetBucket, 0, 0); err != nil {
 		return fmt.Errorf("open the fleet's state: %w", err)
+	}
+	if err := s.openPipelines(ctx); err != nil {
+		return err
 	}
 	if err := s.openAudit(ctx); err != nil {
 		return err

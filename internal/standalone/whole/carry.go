@@ -98,7 +98,11 @@ func replaced(r pipeline.Result) pipeline.Result {
 // attempt waits for the lock of a job and for a slot, and carries the job out.
 func (c *carrier) attempt(ctx context.Context, node, number int) pipeline.Result {
 	if lock := c.pipeline.Jobs[node].Lock; lock != "" {
-		unlock, err := c.lock(ctx, lock, c.teller(node))
+		take := func() (func(), error) { return c.lock(ctx, lock, c.teller(node)) }
+		if c.cfg.Lock != nil {
+			take = func() (func(), error) { return c.cfg.Lock(ctx, lock, c.name(node), number, c.teller(node)) }
+		}
+		unlock, err := take()
 		if err != nil {
 			return c.ended(ctx, node, nil, err)
 		}
@@ -126,6 +130,8 @@ func (c *carrier) ended(ctx context.Context, node int, report *standalone.Report
 		made := &c.done[node] // its state belongs to the scheduler
 		c.store.keep(kept{Name: c.name(node), Values: made.values, Archive: made.archive})
 		return pipeline.Result{}
+	case report.Status == Cancelled:
+		return pipeline.Result{Err: errJob, As: pipeline.Cancelled, Why: Cancelled}
 	}
 	return pipeline.Result{
 		Err: cmp.Or(context.Cause(ctx), errJob), ExitCode: exitCode(report), Reason: reasons[report.Reason],
@@ -151,7 +157,7 @@ func (c *carrier) start(ctx context.Context, node int) pipeline.Result {
 		return pipeline.Result{Err: errJob, ExitCode: 1}
 	}
 	run := func(ctx context.Context) pipeline.Result {
-		report, err := c.run(ctx, child, c.name(node)+separator)
+		report, err := c.run(ctx, child, c.name(node)+Separator)
 		if err != nil {
 			c.system(err)
 			return pipeline.Result{Err: err, ExitCode: exitSystem, Reason: reasons[standalone.System]}

@@ -52,7 +52,7 @@ type JobReport struct {
 func (r *Report) isComplete() bool {
 	return !slices.ContainsFunc(r.Jobs, func(j JobReport) bool {
 		switch j.Status {
-		case pipeline.Succeeded.String(), pipeline.Skipped.String(), leftOut:
+		case pipeline.Succeeded.String(), pipeline.Skipped.String(), LeftOut:
 			return j.Child != nil && !j.Child.isComplete()
 		default:
 			return true
@@ -60,8 +60,8 @@ func (r *Report) isComplete() bool {
 	})
 }
 
-// leftOut is the status of a job that the pipeline does not have.
-const leftOut = "left out"
+// LeftOut is the status of a job that the pipeline does not have.
+const LeftOut = "left out"
 
 // report returns the report of a run that has ended.
 func (c *carrier) report(run *pipeline.Progress) *Report {
@@ -74,7 +74,7 @@ func (c *carrier) report(run *pipeline.Progress) *Report {
 		}
 	}
 	for _, l := range c.pipeline.Left {
-		r.Jobs = append(r.Jobs, JobReport{Name: l.Name, Stage: l.Stage, Status: leftOut, Why: l.Why})
+		r.Jobs = append(r.Jobs, JobReport{Name: l.Name, Stage: l.Stage, Status: LeftOut, Why: l.Why})
 	}
 	for _, node := range run.CriticalPath() {
 		if builds := c.done[node].report; builds != nil {

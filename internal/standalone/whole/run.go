@@ -24,6 +24,8 @@ type Config struct {
 	standalone.Config
 	// Files are the files of the project that jobs get, from WorkDir, with slashes.
 	Files []string
+	// Project is the archive of these files. If nil, Run makes it.
+	Project *carry.Archive
 	// Slots bounds the jobs that run at once. If zero, one.
 	Slots int
 	// Executor carries out the jobs. If nil, they run on this machine, in directories of their own.
@@ -43,6 +45,11 @@ type Config struct {
 	// Watch is called when the status of a job has changed, with the words of [JobReport]. It may be called from several
 	// goroutines at once. May be nil.
 	Watch func(job, status string)
+	// Plays starts manual jobs. If nil, they do not run.
+	Plays *Plays
+	// Lock takes a lock for an attempt of a job, and returns a function that releases it. If nil, locks are files in
+	// StateDir.
+	Lock func(ctx context.Context, name, job string, number int, tell func(string)) (unlock func(), err error)
 	// WithTests says that the report shall have the tests of the jobs.
 	WithTests bool
 	// Say gets lines about jobs: those about artifacts that are missing, or notices. It may be called from several
@@ -96,7 +103,9 @@ func Run(ctx, abort context.Context, p *Pipeline, cfg Config) (report *Report, e
 			err = errors.Join(err, fmt.Errorf("remove temporary directory: %w", rest))
 		}
 	}()
-	if r.project, err = r.pack(ctx); err != nil {
+	if cfg.Project != nil {
+		r.project = *cfg.Project
+	} else if r.project, err = r.pack(ctx); err != nil {
 		return nil, fmt.Errorf("pack the files of the project: %w", err)
 	}
 	if p.original == "" {
@@ -134,13 +143,13 @@ func (r *runner) attach(report *Report, prefix string) {
 		name := prefix + report.Jobs[i].Name
 		if child := r.reports[name]; child != nil {
 			report.Jobs[i].Child = child
-			r.attach(child, name+separator)
+			r.attach(child, name+Separator)
 		}
 	}
 }
 
-// separator stands between the names of a job and of a job in the pipeline that it starts.
-const separator = " / "
+// Separator stands between the names of a job and of a job in the pipeline that it starts.
+const Separator = " / "
 
 // Check returns an error for a pipeline that cannot run here: one that starts pipelines of other projects. Run returns
 // the same error before a job runs.
@@ -191,6 +200,9 @@ func (r *runner) carryOut(ctx context.Context, p *Pipeline, prefix string) (*car
 			n := &graph.Nodes[i]
 			n.Manual, n.Delay, n.Groups, n.Free = false, 0, nil, true
 		}
+		if r.cfg.Plays.has(prefix + p.Jobs[i].Name) {
+			graph.Nodes[i].Manual = false
+		}
 	}
 	plan, err := pipeline.New(graph)
 	if err != nil {
@@ -200,9 +212,14 @@ func (r *runner) carryOut(ctx context.Context, p *Pipeline, prefix string) (*car
 		r.notices(prefix+j.Name, j.Notices)
 	}
 	c := &carrier{runner: r, pipeline: p, plan: plan, prefix: prefix, done: make([]made, len(p.Jobs))}
+	play, leave := r.cfg.Plays.join(c)
+	defer leave()
 	end := plan.Run(ctx, c, pipeline.Config{
-		Slots: max(r.cfg.Slots, 1), Observe: func(node int, s pipeline.Status) {
+		Slots: max(r.cfg.Slots, 1), Play: play, Rests: true, Observe: func(node int, s pipeline.Status) {
 			c.done[node].status = s
+			if s.State == pipeline.Manual {
+				r.cfg.Plays.again(c, node)
+			}
 			if s.State != pipeline.Running || !c.waits(node) { // started tells that of a job with steps
 				c.watch(node, s.State)
 			}

@@ -1,0 +1,155 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/managed"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
+)
+
+// countingPipeline is a pipeline whose jobs append lines to a ledger.
+func countingPipeline(t *testing.T, key, ledger string) *pb.SubmitPipelineRequest {
+	t.Helper()
+	line := func(job string) string { return fmt.Sprintf("'echo %s.%s >> %s'", key, job, ledger) }
+	source, _, err := managed.Source(standalone.Source{
+		Name: ".gitlab-ci.yml", Format: standalone.GitLabCI, WorkDir: t.TempDir(), Elsewhere: true,
+		Text: []byte(fmt.Sprintf(`
+stages: [one, two, three]
+a: {stage: one, script: [%s, echo V=%s > v.env, echo %s > f, sleep 0.1],
+  artifacts: {paths: [f], reports: {dotenv: v.env}}}
+b: {stage: two, parallel: 3, script: [%s, 'test "$(cat f)" = "$V"']}
+c: {stage: two, script: [%s, sleep 0.1, exit 1], retry: 1, allow_failure: true}
+m: {stage: two, script: [%s], when: manual, allow_failure: false}
+d: {stage: three, script: [%s, 'test "$(cat f)" = %s'], resource_group: one}
+`, line("a"), key, key, line("b$CI_NODE_INDEX"), line("c"), line("m"), line("d"), key)),
+	})
+	require.NoError(t, err)
+	return &pb.SubmitPipelineRequest{Key: key, Source: source, Repository: "r"}
+}
+
+// countedLines are the lines of a countingPipeline that has run to its end.
+func countedLines(key string) map[string]int {
+	all := map[string]int{}
+	for _, job := range []string{"a", "b1", "b2", "b3", "m", "d"} {
+		all[key+"."+job] = 1
+	}
+	all[key+".c"] = 2 // attempts
+	return all
+}
+
+// requirePipelines starts the manual jobs of pipelines and waits for their ends: each attempt of each job ran once.
+func requirePipelines(t *testing.T, ids map[string]string, ledger string, client func(key string) pb.ManagerClient) {
+	t.Helper()
+	wanted := map[string]int{}
+	for key, id := range ids {
+		m := client(key)
+		_, err := m.PlayPipeline(t.Context(), &pb.PlayPipelineRequest{Id: id, Job: "m"})
+		if status.Code(err) != codes.FailedPrecondition { // it was started before
+			require.NoError(t, err)
+		}
+		p, err := followPipeline(t.Context(), m, id, true, func(*pb.Pipeline) error { return nil })
+		require.NoError(t, err)
+		require.Equal(t, "success", p.GetStatus(), "%v", p)
+		require.EqualValues(t, 6, p.GetCounts()["success"], "%v", p)
+		maps.Copy(wanted, countedLines(key))
+	}
+	ran, err := os.ReadFile(ledger)
+	require.NoError(t, err)
+	times := map[string]int{}
+	for _, line := range strings.Fields(string(ran)) {
+		times[line]++
+	}
+	require.Equal(t, wanted, times)
+}
+
+// A manager is killed in random states of pipelines. make prove WHAT=pipeline-kills does more of it.
+//
+//stepmux:faults users | A manager dies in any state of a pipeline: no attempt of a job is doubled, and none is lost
+func TestAManagerThatIsKilledLosesNoJobOfAPipeline(t *testing.T) {
+	kills := numberFrom(t, "STEPMUX_PIPELINE_KILLS", 10)
+	dir := t.TempDir()
+	ledger := filepath.Join(dir, "ledger")
+	file, _ := newInventory(t, dir, 2)
+	p := &managerProcess{t: t, socket: filepath.Join(sshtest.SocketDir(t), "m.sock"), patience: bound}
+	p.args = []string{
+		"manager", "--state", filepath.Join(dir, "state"), "--inventory", file, "--socket", p.socket, "--log-level", "info",
+	}
+	defer func() {
+		if t.Failed() {
+			t.Logf("the log of the managers:\n%s", lastOf(&p.stderr))
+		}
+	}()
+	p.start()
+	defer p.kill()
+	conn, err := pb.Dial(p.socket)
+	require.NoError(t, err)
+	defer conn.Close()
+	client := pb.NewManagerClient(conn)
+	random := rand.New(rand.NewPCG(2, uint64(kills))) // no secret
+	ids, states := map[string]string{}, map[string]int{}
+	for i := range kills {
+		key := fmt.Sprintf("k%d", i)
+		require.Eventually(t, func() bool {
+			resp, err := client.SubmitPipeline(t.Context(), countingPipeline(t, key, ledger))
+			ids[key] = resp.GetId()
+			return err == nil
+		}, bound, time.Millisecond)
+		if i%3 == 2 { // it may wait for that already, or later
+			_, _ = client.PlayPipeline(t.Context(), &pb.PlayPipelineRequest{Id: ids[key], Job: "m"})
+		}
+		wait(t, time.Duration(random.IntN(1200))*time.Millisecond)
+		now, err := followPipeline(t.Context(), client, ids[key], false, func(*pb.Pipeline) error { return nil })
+		require.NoError(t, err)
+		states[now.GetPhase().String()+" "+now.CountsText()]++
+		p.kill()
+		p.start()
+	}
+	requirePipelines(t, ids, ledger, func(string) pb.ManagerClient { return client })
+	t.Logf("%d kills in %d states, %d pipelines: no job doubled, none lost: %v", kills, len(states), len(ids),
+		slices.Sorted(maps.Keys(states)))
+}
+
+// lastOf returns the end of a log.
+func lastOf(log *bytes.Buffer) string {
+	text := log.String()
+	return text[max(0, len(text)-64<<10):]
+}
+
+// One of two managers of a cluster is killed while pipelines run: the other one goes on with them.
+func TestAnotherManagerGoesOnWithPipelines(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	ledger := filepath.Join(dir, "ledger")
+	file, _ := newInventory(t, dir, 2)
+	servers, urls := newNATS(t, 3)
+	for _, s := range servers {
+		s.start()
+		t.Cleanup(s.kill)
+	}
+	managers, clients := startManagers(t, dir, file, 2, "--nats", urls)
+	ids := map[string]string{}
+	for i := range 4 {
+		key := fmt.Sprintf("c%d", i)
+		resp, err := clients[i%2].SubmitPipeline(t.Context(), countingPipeline(t, key, ledger))
+		require.NoError(t, err)
+		ids[key] = resp.GetId()
+	}
+	wait(t, 500*time.Millisecond)
+	managers[0].kill()
+	requirePipelines(t, ids, ledger, func(string) pb.ManagerClient { return clients[1] })
+}

@@ -1,0 +1,162 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"google.golang.org/protobuf/proto"
+
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/checkout"
+	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
+	"github.com/stepmux/stepmux/internal/standalone/managed"
+	"github.com/stepmux/stepmux/internal/standalone/whole"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
+)
+
+// registerSubmit registers the flags that submit has too.
+func (f *wholeFlags) registerSubmit(fl *pflag.FlagSet) {
+	fl.IntVar(&f.jobs, "jobs", 0, "queue or run at most so many jobs of a pipeline at once (default: twice the slots)")
+	fl.Lookup("jobs").DefValue = ""
+	f.registerChoice(fl)
+	f.event.register(fl)
+}
+
+// ofOneBuild are flags of submit that have no meaning for a whole pipeline.
+var ofOneBuild = []string{"artifacts", "trace", "output-file", "provenance", "sign-key"}
+
+// isWhole reports whether the flags ask for the whole pipeline of a FILE.
+func (f *submitFlags) isWhole(cmd *cobra.Command, file string) (bool, error) {
+	format, err := standalone.ParseFormat(f.format, file)
+	if err != nil {
+		return false, err
+	}
+	ofWhole := changed(cmd, slices.Concat(wholeNames, []string{"event", "changed-since"}))
+	ofBuild := changed(cmd, ofOneBuild)
+	isPipeline := format == standalone.GitLabCI
+	switch {
+	case f.whole.jobs < 0:
+		return false, errors.New("--jobs: use a number above 0")
+	case ofWhole != "" && !isPipeline:
+		return false, fmt.Errorf("--%s is for a .gitlab-ci.yml (--format gitlab-ci)", ofWhole)
+	case f.whole.needs && f.jobName == "":
+		return false, errors.New("--needs: name the job with --job-name")
+	case f.jobName != "" && !f.whole.needs && ofWhole != "":
+		return false, fmt.Errorf("--%s is for a whole pipeline; with --job-name it needs --needs", ofWhole)
+	case !isPipeline || f.jobName != "" && !f.whole.needs:
+		return false, nil
+	case ofBuild != "":
+		return false, fmt.Errorf("--%s is for one job: name it with --job-name", ofBuild)
+	}
+	return true, nil
+}
+
+// runWhole queues the pipeline of a FILE, or lists its jobs.
+func (f *submitFlags) runWhole(cmd *cobra.Command, reader *jobReader, file string) error {
+	ownProject := f.project != ""
+	if !ownProject {
+		f.project = "."
+	}
+	reader.project = f.project
+	req, p, err := f.pipelineRequest(cmd.Context(), reader, file)
+	if err != nil {
+		return err
+	}
+	if f.whole.list {
+		return listJobs(cmd.OutOrStdout(), p, false)
+	}
+	return f.use(cmd, func(ctx context.Context, m pb.ManagerClient) error {
+		project, err := f.pack(ctx, cmd.ErrOrStderr())
+		if err != nil && !ownProject {
+			reader.tell([]string{fmt.Sprintf("the jobs have no files of the project: %v", err)})
+			project, err = nil, nil
+		}
+		if err != nil {
+			return err
+		}
+		defer project.Close()
+		if project != nil {
+			req.Project, req.ProjectBytes = project.Digest, project.Size
+		}
+		req.Key = rand.Text()
+		var id string
+		err = sendAgain(ctx, m, project, "the pipeline may be queued: stepmux pipelines lists it then", func() error {
+			resp, err := m.SubmitPipeline(ctx, req)
+			id = resp.GetId()
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if !f.wait {
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), id)
+			return err
+		}
+		fmt.Fprintln(cmd.ErrOrStderr(), id)
+		return awaitPipeline(ctx, cmd, m, id, map[string]bool{})
+	})
+}
+
+// pipelineRequest reads a FILE, and returns the request for its pipeline.
+func (f *submitFlags) pipelineRequest(
+	ctx context.Context, reader *jobReader, file string,
+) (*pb.SubmitPipelineRequest, *whole.Pipeline, error) {
+	src, err := reader.read(file)
+	if err != nil {
+		return nil, nil, err
+	}
+	dir, _ := filepath.Split(src.Name)
+	src.Name = strings.TrimPrefix(src.Name, dir)
+	if err := reader.ofProject(&src); err != nil {
+		return nil, nil, err
+	}
+	if err := f.whole.event.apply(ctx, &src, src.WorkDir); err != nil {
+		return nil, nil, err
+	}
+	if f.whole.event.event == "" {
+		push := gitlabci.Variable{Name: "CI_PIPELINE_SOURCE", Value: "push"}
+		src.Predefined = append(slices.Clip(src.Predefined), push)
+	}
+	source, p, err := managed.Source(src)
+	if err != nil {
+		return nil, nil, err
+	}
+	c := f.whole.choice
+	choice := &pb.PipelineChoice{
+		Job: f.jobName, Stages: c.Stages, Skip: c.Skip, Manual: c.Manual, WaitDelayed: c.WaitDelayed,
+	}
+	if err := managed.Choose(p, src.Name, choice); err != nil && !f.whole.list {
+		return nil, nil, err
+	}
+	reader.tell(src.Notices)
+	if err := reader.warn(warningsOf(p)); err != nil {
+		return nil, nil, err
+	}
+	req := &pb.SubmitPipelineRequest{
+		Source: source, Choice: choice, Options: f.options().With(&stepmuxv1.Job{Variables: jobVars(src.Vars)}),
+		Labels: f.labels, RetryLost: f.retry == "lost", Slots: int32(min(f.whole.jobs, 1<<20)),
+		Repository: repositoryOf(ctx, src),
+	}
+	if _, err := proto.Marshal(req); err != nil { // as of text that is not UTF-8: gRPC would call that its own failure
+		return nil, nil, fmt.Errorf("%s: it cannot be sent to the manager: %w", file, err)
+	}
+	return req, p, nil
+}
+
+// repositoryOf returns a name of the project of src, by which its pipelines from all machines share resource groups.
+func repositoryOf(ctx context.Context, src standalone.Source) string {
+	for _, v := range src.Vars {
+		if v.Key == "CI_PROJECT_PATH" && v.Value != "" {
+			return v.Value
+		}
+	}
+	return strings.ToValidUTF8(filepath.Base(strings.TrimSuffix(checkout.Repository(ctx, src.WorkDir), "/.git")), "?")
+}

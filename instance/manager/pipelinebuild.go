@@ -1,0 +1,250 @@
+package manager
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/manager/archive"
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/instance/manager/state"
+	"github.com/stepmux/stepmux/internal/pause"
+)
+
+// PipelineAttempt is an attempt of a job of a pipeline.
+type PipelineAttempt struct {
+	// Job is the name of the job, and Number counts its attempts from 1.
+	Job    string
+	Number int
+	// Request returns the request for its build. It is called if the build is queued, which may be again. The project,
+	// labels and options of all jobs are added to it.
+	Request func(context.Context) (*pb.SubmitRequest, error)
+	// Started is called when the job may run. May be nil.
+	Started func()
+}
+
+// Build queues the build of an attempt, unless an earlier manager has done so, and waits for its end. Its result is nil
+// if the pipeline was cancelled before the build began. When ctx ends because the pipeline is cancelled, the build is
+// canceled; otherwise it goes on.
+func (p *PipelineRun) Build(ctx context.Context, a PipelineAttempt) (id string, result *pb.Result, err error) {
+	id = state.PipelineBuildID(p.id, a.Job, p.round(a.Job), a.Number)
+	rec, err := p.record(ctx, id, a)
+	if err != nil || rec == nil {
+		return id, nil, err
+	}
+	p.showBuild(a.Job, a.Number, rec)
+	canceled := p.Canceled()
+	if rec.Phase != state.PhaseEnded && !canceled && !p.isQueued(id) {
+		if err := p.push(ctx, id, a); err != nil {
+			if errors.Is(context.Cause(ctx), errPipelineCanceled) { // its record stays, and is ended below
+				canceled = true
+			} else {
+				return id, nil, err
+			}
+		}
+	}
+	if rec.Phase != state.PhaseEnded {
+		if rec, err = p.await(ctx, id, a, canceled); err != nil {
+			return id, nil, err
+		}
+		p.showBuild(a.Job, a.Number, rec)
+	}
+	return id, buildOf(rec).GetResult(), nil
+}
+
+// record returns the record of a build, which it makes. It returns nil if the pipeline was canceled before.
+func (p *PipelineRun) record(ctx context.Context, id string, a PipelineAttempt) (rec *state.Record, err error) {
+	err = p.m.store.Persist(ctx, func(ctx context.Context) (err error) {
+		if rec, err = p.m.store.Record(ctx, id); err != nil || rec != nil {
+			return err
+		}
+		if p.Canceled() {
+			return nil
+		}
+		made := &state.Record{
+			ID: id, StepsFile: p.asked.GetSource().GetName(), Submitted: time.Now(), Pipeline: p.id, Job: a.Job,
+		}
+		if err = p.m.store.Put(ctx, made); errors.Is(err, state.ErrTaken) { // a manager that has lost the pipeline
+			rec, err = p.m.store.Record(ctx, id)
+			return err
+		}
+		rec = made
+		return err
+	})
+	return rec, err
+}
+
+// isQueued reports whether the queue had the request of a build when this manager began to carry the pipeline out.
+func (p *PipelineRun) isQueued(id string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.queued[id]
+}
+
+// push queues the request of a build.
+func (p *PipelineRun) push(ctx context.Context, id string, a PipelineAttempt) error {
+	req, err := a.Request(ctx)
+	if err == nil {
+		err = p.complete(ctx, req, a.Job)
+	}
+	if err == nil {
+		err = p.m.store.Persist(ctx, func(ctx context.Context) error { return p.m.store.PushBuild(ctx, id, req) })
+	}
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	return p.refuse(ctx, id, err)
+}
+
+// complete adds the project, the labels and the options of all jobs to a request.
+func (p *PipelineRun) complete(ctx context.Context, req *pb.SubmitRequest, job string) error {
+	if req.Pipeline == nil {
+		req.Pipeline = &pb.PipelineBuild{}
+	}
+	req.Pipeline.Id, req.Pipeline.Job = p.id, job
+	req.Project, req.ProjectBytes = p.asked.GetProject(), p.asked.GetProjectBytes()
+	req.Labels, req.RetryLost = p.asked.GetLabels(), p.asked.GetRetryLost()
+	if err := p.m.vet(req); err != nil {
+		return err
+	}
+	return p.m.checkFiles(ctx, req)
+}
+
+// refuse ends a build that cannot be queued.
+func (p *PipelineRun) refuse(ctx context.Context, id string, why error) error {
+	rec, err := p.m.store.Record(ctx, id)
+	if err != nil || rec == nil || rec.Phase != state.PhaseWaiting {
+		return cmp.Or(err, why)
+	}
+	rec.Phase, rec.Ended = state.PhaseEnded, time.Now()
+	rec.Result = &state.Result{Reason: string(instance.RunnerSystemFailure), Message: why.Error()}
+	return p.m.store.Put(ctx, rec)
+}
+
+// await waits for the end of a build. If canceled is set, or the pipeline is canceled then, it cancels the build first.
+func (p *PipelineRun) await(
+	ctx context.Context, id string, a PipelineAttempt, canceled bool,
+) (rec *state.Record, err error) {
+	started := false
+	watch := func(ctx context.Context) error {
+		return p.m.store.WatchRecord(ctx, id, func(r *state.Record) bool {
+			rec = r
+			if r == nil {
+				return false
+			}
+			if r.Phase == state.PhaseRunning && !started {
+				started = true
+				p.showBuild(a.Job, a.Number, r)
+				if a.Started != nil {
+					a.Started()
+				}
+			}
+			return r.Phase != state.PhaseEnded
+		})
+	}
+	if !canceled {
+		err = watch(ctx)
+		canceled = err != nil && errors.Is(context.Cause(ctx), errPipelineCanceled)
+	}
+	if canceled {
+		if err = p.cancelBuild(id); err == nil { //nolint:contextcheck // ctx has ended
+			err = watch(p.life) //nolint:contextcheck // as above
+		}
+	}
+	if err == nil && rec == nil {
+		err = fmt.Errorf("the build %s is not kept any more", id)
+	}
+	return rec, err
+}
+
+// cancelBuild cancels a build of the pipeline.
+func (p *PipelineRun) cancelBuild(id string) error {
+	for {
+		err := p.m.cancel(p.life, id)
+		if err == nil || errors.Is(err, errEnded) || status.Code(err) == codes.NotFound {
+			return nil
+		}
+		if p.life.Err() != nil {
+			return context.Cause(p.life)
+		}
+		if !errors.Is(err, state.ErrTaken) { // it is taken, or ends, at this time; or another manager has not resumed it yet
+			p.m.cfg.Logger.Warn("cannot cancel a build of a pipeline", "build", id, "error", err)
+		}
+		_ = pause.For(p.life, time.Second/10)
+	}
+}
+
+// ReadArtifacts writes the archive of a build's artifacts to a Writer.
+func (p *PipelineRun) ReadArtifacts(ctx context.Context, build string, to io.Writer) error {
+	if err := p.m.files.ReadResult(ctx, build, to); err != nil {
+		return fmt.Errorf("read the artifacts of the build %s: %w", build, err)
+	}
+	return nil
+}
+
+// KeepArchive keeps an archive for builds that are about to be queued.
+func (p *PipelineRun) KeepArchive(ctx context.Context, digest string, size int64, from io.Reader) error {
+	kept, err := p.m.files.UseProject(ctx, digest, size)
+	if err != nil || kept {
+		return err
+	}
+	upload, err := p.m.files.BeginProject(ctx, digest, size)
+	if err != nil {
+		return err
+	}
+	to := struct{ io.Writer }{upload}
+	if _, err := io.CopyBuffer(to, struct{ io.Reader }{from}, make([]byte, archive.Piece)); err != nil {
+		upload.Discard()
+		return err
+	}
+	if err := p.m.files.KeepProject(ctx, upload); err != nil {
+		return err
+	}
+	_, err = p.m.files.UseProject(ctx, digest, size)
+	return err
+}
+
+// Lock waits until no other job of the project has a lock, for the attempt that is to run next. It is free again when
+// the build of that has ended. The caller calls unlock: it ends a build that does not begin because the pipeline is
+// cancelled.
+func (p *PipelineRun) Lock(
+	ctx context.Context, name string, a PipelineAttempt, tell func(holder string),
+) (unlock func(), err error) {
+	id := state.PipelineBuildID(p.id, a.Job, p.round(a.Job), a.Number)
+	unlock = func() {
+		if p.Canceled() {
+			_ = p.cancelBuild(id) // it fails at the end of the manager only
+		}
+	}
+	defer func() {
+		if err != nil {
+			unlock()
+		}
+	}()
+	rec, err := p.record(ctx, id, a)
+	if err != nil || rec == nil || rec.Phase == state.PhaseEnded || p.Canceled() {
+		return unlock, err
+	}
+	name = p.asked.GetRepository() + "\n" + name
+	for {
+		var holder string
+		err := p.m.store.Persist(ctx, func(ctx context.Context) (err error) {
+			holder, err = p.m.store.Lock(ctx, name, id)
+			return err
+		})
+		if err != nil || holder == id {
+			return unlock, err
+		}
+		tell(holder)
+		if err := p.m.store.AwaitEnd(ctx, holder); err != nil {
+			return unlock, err
+		}
+	}
+}

@@ -1,0 +1,453 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/instance/manager/state"
+	"github.com/stepmux/stepmux/internal/pause"
+	"github.com/stepmux/stepmux/internal/rmtree"
+)
+
+const (
+	// maxCarried bounds the pipelines that a manager carries out at a time. Those that are blocked do not count.
+	maxCarried = 200
+	// maxJobsAtOnce bounds the builds of one pipeline that are queued or run.
+	maxJobsAtOnce = 1000
+	// maxFailures bounds how often it is tried again to carry a pipeline out.
+	maxFailures = 10
+	// exitSystem is the exit code of a pipeline that could not be carried out.
+	exitSystem = 3
+	// pipelinesDir is the directory for files of pipelines that are carried out, in the state directory.
+	pipelinesDir = "pipelines"
+)
+
+var (
+	// errPipelineLost ends the work on a pipeline that another manager carries out now.
+	errPipelineLost = errors.New("another manager carries the pipeline out")
+	// errPipelineCanceled ends the builds of a pipeline that was cancelled.
+	errPipelineCanceled = errors.New("the pipeline was canceled on request")
+	// errRequest is wrapped by the error of a request that cannot be read.
+	errRequest = errors.New("the request of the pipeline cannot be read")
+)
+
+// PipelineRun is a pipeline that this manager carries out. Planned.Carry gets its builds from it. It is safe for
+// concurrent use. One goroutine, Manager.carry, owns it.
+type PipelineRun struct {
+	m     *Manager
+	id    string
+	call  uint64
+	asked *pb.SubmitPipelineRequest
+	life  context.Context // ends when another manager carries it out, and with the manager
+	lose  context.CancelCauseFunc
+	dirty chan struct{} // has an element if the jobs that are shown have changed
+
+	keeping sync.Mutex // held, before mu, while the jobs are kept: those of the end come last
+
+	mu     sync.Mutex // guards the following
+	rec    *state.Pipeline
+	msg    *state.Delivery
+	stop   context.CancelCauseFunc // cancels the builds of Carry; nil without one
+	play   func(job string)        // of Carry; may be nil
+	queued map[string]bool         // builds whose requests were in the queue when Carry began
+	shown  *pb.Pipeline
+	jobs   map[string]*pb.PipelineJob // of shown, by name
+}
+
+// pipelines returns the pipelines that this manager carries out.
+func (m *Manager) pipelines() []*PipelineRun {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Collect(maps.Values(m.carried))
+}
+
+// takePipelines takes pipelines for which somebody calls, until no more are to be taken.
+func (m *Manager) takePipelines(calls *state.Queue) {
+	_ = rmtree.Remove(filepath.Join(m.cfg.Dir, pipelinesDir)) // of a manager before
+	for m.takes.Err() == nil {
+		for len(m.pipelines()) >= maxCarried && pause.For(m.takes, time.Second/10) == nil {
+		}
+		d, err := m.next(calls)
+		if err == nil {
+			err = m.acceptCall(d)
+		}
+		if err != nil && m.takes.Err() == nil {
+			m.cfg.Logger.Error("cannot take a pipeline", "error", err)
+			_ = pause.For(m.takes, time.Second)
+			calls.Mend(m.takes, err)
+		}
+	}
+}
+
+// acceptCall begins to carry a pipeline out, or to go on with it.
+func (m *Manager) acceptCall(d *state.Delivery) error {
+	id, call, err := d.Called()
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	p := m.carried[id]
+	m.mu.Unlock()
+	if p != nil && p.call == call { // it came again
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.msg = d
+		return nil
+	}
+	if p != nil { // it sees each change of the record
+		return d.Ack()
+	}
+	if d.IsLate() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(m.takes, acceptTimeout)
+	defer cancel()
+	rec, err := m.store.Pipeline(ctx, id)
+	if err != nil {
+		return err
+	}
+	if rec == nil || rec.Phase == state.PipelineRunning && rec.Call != call {
+		return d.Ack() // it is not kept any more, or the manager with that call sees each change of the record
+	}
+	rec.Phase, rec.Call, rec.Manager = state.PipelineRunning, call, m.fleet.ID()
+	if rec.Started.IsZero() {
+		rec.Started = time.Now()
+	}
+	err = m.store.PutPipeline(ctx, rec)
+	if errors.Is(err, state.ErrTaken) {
+		return m.pass(d)
+	}
+	if err != nil {
+		return err
+	}
+	p = &PipelineRun{m: m, id: id, call: call, rec: rec, msg: d, dirty: make(chan struct{}, 1)}
+	p.life, p.lose = context.WithCancelCause(m.takes)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.takes.Err() != nil {
+		p.lose(nil)
+		return context.Cause(m.takes)
+	}
+	m.carried[id] = p
+	m.wg.Go(func() { m.carry(p) }) //nolint:contextcheck // its life is the manager's
+	return nil
+}
+
+// carry carries a pipeline out until it does not go on by itself.
+func (m *Manager) carry(p *PipelineRun) {
+	var watching sync.WaitGroup
+	watching.Go(p.watch)
+	watching.Go(p.show)
+	for done, failures := false, 0; !done && p.life.Err() == nil; {
+		end, err := p.carryOnce()
+		if err != nil && !errors.Is(err, errRequest) && failures < maxFailures { // as without room on the disk
+			failures++
+			m.cfg.Logger.Error("cannot carry a pipeline out", "pipeline", p.id, "error", err)
+			_ = pause.For(p.life, time.Second)
+			continue
+		}
+		done = p.life.Err() == nil && p.rest(end, err)
+	}
+	if p.life.Err() != nil && !errors.Is(context.Cause(p.life), errPipelineLost) {
+		p.giveBack()
+	}
+	p.lose(nil)
+	watching.Wait()
+	m.mu.Lock()
+	delete(m.carried, p.id)
+	m.mu.Unlock()
+}
+
+// carryOnce carries the pipeline out, from the records of its builds.
+func (p *PipelineRun) carryOnce() (*pb.Pipeline, error) {
+	ctx, stop := context.WithCancelCause(p.life)
+	defer stop(nil)
+	if p.asked == nil {
+		err := p.m.store.Persist(ctx, func(ctx context.Context) (err error) {
+			p.asked, err = p.m.store.PipelineRequest(ctx, p.id)
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	plan, err := p.m.cfg.Pipelines.Read(p.asked)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errRequest, err)
+	}
+	shown, open, err := p.showAgain(ctx, plan)
+	if err != nil {
+		return nil, err
+	}
+	var queued map[string]bool
+	if open { // without a look, a build may be queued twice
+		err = p.m.store.Persist(ctx, func(ctx context.Context) (err error) {
+			queued, err = p.m.store.QueuedOf(ctx, p.id)
+			return err
+		})
+	}
+	if err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	p.stop, p.play, p.queued, p.shown = stop, nil, queued, shown
+	p.jobs = make(map[string]*pb.PipelineJob, len(shown.GetJobs()))
+	for _, j := range shown.GetJobs() {
+		p.jobs[j.GetName()] = j
+	}
+	p.mu.Unlock()
+	defer func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.stop, p.play = nil, nil
+	}()
+	return plan.Carry(ctx, p)
+}
+
+// rest keeps how the pipeline stands, and takes its call out of the queue. It returns false if the record was changed
+// since: then there is more to do.
+func (p *PipelineRun) rest(end *pb.Pipeline, failed error) (done bool) {
+	p.keeping.Lock()
+	defer p.keeping.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if end == nil {
+		end = p.shown
+		if end == nil {
+			end = &pb.Pipeline{}
+		}
+		end.Phase, end.Status, end.ExitCode = pb.Pipeline_ended, "failure", exitSystem
+	}
+	for _, j := range end.GetJobs() { // their builds are known here only
+		if was := p.jobs[j.GetName()]; was != nil && was.GetBuild() != "" {
+			j.Build, j.Started, j.Finished = was.GetBuild(), was.GetStarted(), was.GetFinished()
+		}
+	}
+	if p.shown != nil {
+		end.Notes = p.shown.GetNotes()
+	}
+	r := p.copyLocked()
+	r.Phase, r.Status, r.ExitCode, r.Ended = end.GetPhase().String(), end.GetStatus(), int(end.GetExitCode()), time.Now()
+	r.Call, r.Manager = 0, ""
+	if len(end.GetJobs()) > 0 {
+		r.Counts = countsOf(end)
+	}
+	if failed != nil {
+		r.Error = failed.Error()
+	}
+	if r.Phase == state.PipelineBlocked {
+		r.Status = ""
+	}
+	p.shown, p.jobs = end, nil // nothing shows the jobs of before any more
+	for p.life.Err() == nil {
+		err := p.keepRestLocked(end, r)
+		switch {
+		case errors.Is(err, state.ErrTaken):
+			return !p.reloadLocked()
+		case err == nil:
+			p.rec = r
+			if !p.msg.IsLate() { // else it comes again, and finds the pipeline at rest
+				_ = p.msg.Ack()
+			}
+			return true
+		}
+		p.m.cfg.Logger.Error("cannot keep how a pipeline stands", "pipeline", p.id, "error", err)
+		_ = pause.For(p.life, time.Second)
+	}
+	return false
+}
+
+// keepRestLocked keeps the jobs of a pipeline, and then its record. p.mu is held.
+func (p *PipelineRun) keepRestLocked(end *pb.Pipeline, r *state.Pipeline) error {
+	ctx, cancel := context.WithTimeout(p.life, p.m.store.Timeout)
+	defer cancel()
+	if len(end.GetJobs()) > 0 {
+		if err := p.m.store.PutJobs(ctx, p.id, end); err != nil {
+			return err
+		}
+	}
+	return p.m.store.PutPipeline(ctx, r)
+}
+
+// copyLocked returns a copy of the record. p.mu is held.
+func (p *PipelineRun) copyLocked() *state.Pipeline {
+	r := *p.rec
+	r.Played, r.Rounds, r.Due = slices.Clone(r.Played), maps.Clone(r.Rounds), maps.Clone(r.Due)
+	return &r
+}
+
+// reloadLocked reads the record again, which another process has changed, and reports whether this manager still has
+// the pipeline. p.mu is held.
+func (p *PipelineRun) reloadLocked() bool {
+	var now *state.Pipeline
+	err := p.m.store.Persist(p.life, func(ctx context.Context) (err error) {
+		now, err = p.m.store.Pipeline(ctx, p.id)
+		return err
+	})
+	if err != nil {
+		p.lose(err) // the queue hands the call out again
+		return false
+	}
+	return p.absorbLocked(now)
+}
+
+// absorbLocked takes over the changes of others. p.mu is held.
+func (p *PipelineRun) absorbLocked(now *state.Pipeline) bool {
+	if now == nil || now.Call != p.call || now.Manager != p.m.fleet.ID() {
+		p.lose(errPipelineLost)
+		return false
+	}
+	if !now.After(p.rec) {
+		return true
+	}
+	played := now.Played[min(len(p.rec.Played), len(now.Played)):]
+	canceled := now.Canceled && !p.rec.Canceled
+	p.rec = now
+	if p.play != nil {
+		for _, job := range played {
+			p.play(job)
+		}
+	}
+	if canceled && p.stop != nil {
+		p.stop(errPipelineCanceled)
+	}
+	return true
+}
+
+// watch takes over the changes of others, until the work ends.
+func (p *PipelineRun) watch() {
+	err := p.m.store.WatchPipeline(p.life, p.id, func(now *state.Pipeline, _ *pb.Pipeline) bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return now != nil && !now.After(p.rec) || p.absorbLocked(now)
+	})
+	if err != nil && p.life.Err() == nil {
+		p.lose(err)
+	}
+}
+
+// change changes the record. edit may be called again.
+func (p *PipelineRun) change(edit func(*state.Pipeline)) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for p.life.Err() == nil {
+		r := p.copyLocked()
+		edit(r)
+		err := p.m.store.Persist(p.life, func(ctx context.Context) error { return p.m.store.PutPipeline(ctx, r) })
+		if errors.Is(err, state.ErrTaken) && p.reloadLocked() {
+			continue
+		}
+		if err == nil {
+			p.rec = r
+		}
+		return err
+	}
+	return context.Cause(p.life)
+}
+
+// working tells the queue that the pipeline is not lost, and reports whether it could.
+func (p *PipelineRun) working() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.msg.InProgress()
+}
+
+// giveBack gives the call back to the queue, for another manager.
+func (p *PipelineRun) giveBack() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_ = p.msg.GiveBack(0) // else the queue hands it out again later
+}
+
+// counts implements delivered.
+func (p *PipelineRun) counts(until time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.msg.Until.Before(until) {
+		p.msg.Until = until
+	}
+}
+
+// ID returns the ID of the pipeline.
+func (p *PipelineRun) ID() string { return p.id }
+
+// Canceled reports whether the pipeline was cancelled: its builds that have not begun do not begin.
+func (p *PipelineRun) Canceled() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.rec.Canceled
+}
+
+// Play calls play for each manual job that somebody has started or starts, until Carry returns.
+func (p *PipelineRun) Play(play func(job string)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.play = play
+	for _, job := range p.rec.Played {
+		play(job)
+	}
+}
+
+// Slots bounds the builds of the pipeline that are queued or run: twice as many as the VMs have slots, so that other
+// builds wait for these only.
+func (p *PipelineRun) Slots() int {
+	n := 0
+	for _, in := range p.m.cfg.Group.Instances() {
+		n += 2 * in.Capacity
+	}
+	n = min(max(n, 2), maxJobsAtOnce)
+	if wanted := int(p.asked.GetSlots()); wanted > 0 {
+		n = min(n, wanted)
+	}
+	return n
+}
+
+// Due returns the end of the delay of a job, which begins now unless it has begun before.
+func (p *PipelineRun) Due(job string, delay time.Duration) time.Time {
+	p.mu.Lock()
+	at, known := p.rec.Due[job]
+	p.mu.Unlock()
+	if known {
+		return at
+	}
+	at = time.Now().Add(delay)
+	_ = p.change(func(r *state.Pipeline) { // else it begins again with another manager
+		if r.Due == nil {
+			r.Due = map[string]time.Time{}
+		}
+		r.Due[job] = at
+	})
+	return at
+}
+
+// Dues returns the ends of delays that have begun, by job.
+func (p *PipelineRun) Dues() map[string]time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return maps.Clone(p.rec.Due)
+}
+
+// Dir returns a new directory for files of the run. The caller removes it. The next manager removes the directories of
+// one that was killed.
+func (p *PipelineRun) Dir() (string, error) {
+	dir := filepath.Join(p.m.cfg.Dir, pipelinesDir)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", err
+	}
+	return os.MkdirTemp(dir, p.id+"-")
+}
+
+// round returns how often a job was run again by a retry.
+func (p *PipelineRun) round(job string) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.rec.Rounds[job]
+}

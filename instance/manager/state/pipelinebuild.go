@@ -1,0 +1,155 @@
+package state
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"google.golang.org/protobuf/proto"
+
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/instance/manager/natscall"
+)
+
+// buildHeader is the header of a request with the ID of its build, if that is not made of its place and its key.
+const buildHeader = "Stepmux-Build"
+
+// PushBuild queues a build of a pipeline, which has a record. If the queue has its request already, it has two then:
+// that does no harm, since a build is known by its record.
+func (s *Store) PushBuild(ctx context.Context, id string, asked *pb.SubmitRequest) error {
+	text, err := proto.Marshal(asked)
+	if err != nil {
+		return err
+	}
+	if len(text) > s.MaxRequest {
+		return fmt.Errorf("the request has %d bytes, at most %d can be queued", len(text), s.MaxRequest)
+	}
+	msg := nats.NewMsg(queueSubject)
+	msg.Header.Set(buildHeader, id)
+	projects := []string{}
+	if asked.GetProject() != "" {
+		projects = append(projects, asked.GetProject())
+	}
+	for _, a := range asked.GetPipeline().GetArchives() {
+		projects = append(projects, a.GetDigest())
+	}
+	if len(projects) > 0 {
+		msg.Header.Set(projectHeader, strings.Join(projects, " "))
+	}
+	msg.Data = s.key.Seal(id, text)
+	if _, err := s.js.PublishMsg(ctx, msg, jetstream.WithMsgID(id)); err != nil {
+		return fmt.Errorf("queue the build: %w", err)
+	}
+	return nil
+}
+
+// QueuedOf returns the builds of a pipeline whose requests are in the queue.
+func (s *Store) QueuedOf(ctx context.Context, pipeline string) (map[string]bool, error) {
+	all := map[string]bool{}
+	for seq := uint64(1); ; {
+		r, err := s.Queued(ctx, seq)
+		if r == nil {
+			return all, err
+		}
+		if pipelineOf(r.ID) == pipeline {
+			all[r.ID] = true
+		}
+		seq = r.Seq + 1
+	}
+}
+
+// Lock takes the lock of a resource group for a build with a record. It returns the build that has it, which is another
+// one if the lock is taken. A lock is free once the build that has it has ended: nobody gives it back.
+func (s *Store) Lock(ctx context.Context, name, build string) (holder string, err error) {
+	sum := sha256.Sum256([]byte(name))
+	key := lockKey + hex.EncodeToString(sum[:16])
+	for {
+		entry, err := s.Pipelines.Get(ctx, key)
+		revision := uint64(0)
+		switch {
+		case errors.Is(err, jetstream.ErrKeyNotFound):
+			_, err = s.Pipelines.Create(ctx, key, []byte(build))
+			if errors.Is(err, jetstream.ErrKeyExists) {
+				continue
+			}
+			return build, err
+		case err != nil:
+			return "", err
+		}
+		revision, holder = entry.Revision(), string(entry.Value())
+		if holder == build {
+			return build, nil
+		}
+		rec, err := s.Record(ctx, holder)
+		if err != nil {
+			return "", err
+		}
+		if rec != nil && rec.Phase != PhaseEnded {
+			return holder, nil
+		}
+		if _, err = s.Pipelines.Update(ctx, key, []byte(build), revision); !natscall.Changed(err) {
+			return build, err
+		}
+	}
+}
+
+// ForgetPipelines removes the requests, the jobs and the records of builds of pipelines whose record is not kept any
+// more, if they are older than an age.
+func (s *Store) ForgetPipelines(ctx context.Context, age time.Duration) error {
+	known := map[string]bool{}
+	keys, err := keysOf(ctx, s.Pipelines)
+	if err != nil {
+		return err
+	}
+	for key := range keys {
+		if id, ok := strings.CutPrefix(key, recordKey); ok {
+			known[id] = true
+		}
+	}
+	for key, created := range keys {
+		kind, id, _ := strings.Cut(key, ".")
+		if kind = kind + "."; kind != requestKey && kind != jobsKey || known[id] || time.Since(created) < age {
+			continue
+		}
+		if _, err := s.Purge(ctx, s.Pipelines, key, jetstream.WithMsgTTL(recordMark)); err != nil {
+			return err
+		}
+	}
+	builds, err := keysOf(ctx, s.Builds)
+	if err != nil {
+		return err
+	}
+	for key, created := range builds {
+		if of := pipelineOf(key); of == "" || known[of] || time.Since(created) < age {
+			continue
+		}
+		if _, err := s.Purge(ctx, s.Builds, key, jetstream.WithMsgTTL(recordMark)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// keysOf returns the keys of a bucket, with the times of their values.
+func keysOf(ctx context.Context, of jetstream.KeyValue) (map[string]time.Time, error) {
+	all := map[string]time.Time{}
+	watch, err := of.WatchAll(ctx, jetstream.IgnoreDeletes(), jetstream.MetaOnly())
+	if err != nil {
+		return nil, fmt.Errorf("list the keys of %s: %w", of.Bucket(), err)
+	}
+	defer func() { _ = watch.Stop() }() // it may be closed
+	found, err := natscall.Present(ctx, watch)
+	if err != nil {
+		return nil, fmt.Errorf("list the keys of %s: %w", of.Bucket(), err)
+	}
+	for _, entry := range found {
+		all[entry.Key()] = entry.Created()
+	}
+	return all, nil
+}

@@ -1,0 +1,346 @@
+package managed
+
+import (
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/stepmux/stepmux/instance/manager"
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/internal/rmtree"
+	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/whole"
+	"github.com/stepmux/stepmux/internal/standalone/whole/carry"
+	"github.com/stepmux/stepmux/pipeline"
+	"github.com/stepmux/stepmux/remote"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/step/mask"
+)
+
+// Pipelines implements manager.Pipelines.
+type Pipelines struct{}
+
+// Read implements manager.Pipelines.
+func (Pipelines) Read(asked *pb.SubmitPipelineRequest) (manager.Planned, error) {
+	p, listed, err := read(asked)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := pipeline.New(p.Graph); err != nil {
+		return nil, err
+	}
+	to := &planned{pipeline: p, listed: listed, asked: asked}
+	for _, v := range asked.GetOptions().GetVariables() {
+		if v.GetMasked() && v.GetValue() != "" {
+			_ = to.secrets.Add(v.GetValue()) // the submitter has told of one that is too short
+		}
+	}
+	return to, nil
+}
+
+// planned implements manager.Planned.
+type planned struct {
+	pipeline *whole.Pipeline
+	listed   []string
+	asked    *pb.SubmitPipelineRequest
+	secrets  mask.Set // in no text that is shown
+}
+
+// Shown implements manager.Planned.
+func (p *planned) Shown() *pb.Pipeline {
+	to := &pb.Pipeline{Name: p.secrets.Mask(p.pipeline.Name), Stages: p.pipeline.Graph.Stages}
+	for i, j := range p.pipeline.Jobs {
+		to.Jobs = append(to.Jobs, &pb.PipelineJob{
+			Name: j.Name, Base: j.Base, Stage: j.Stage, Status: "waiting", Manual: p.pipeline.Graph.Nodes[i].Manual,
+		})
+	}
+	for _, l := range p.pipeline.Left {
+		to.Jobs = append(to.Jobs, &pb.PipelineJob{
+			Name: l.Name, Base: l.Base, Stage: l.Stage, Status: whole.LeftOut, Why: l.Why,
+		})
+	}
+	return to
+}
+
+// Warnings implements manager.Planned.
+func (p *planned) Warnings() (list []*pb.Warning) {
+	for _, j := range p.pipeline.Jobs {
+		for _, w := range j.Warnings {
+			list = append(list, &pb.Warning{
+				Where: w.Where, Line: int32(w.Line), Column: int32(w.Column), Message: w.Message, // of a text
+			})
+		}
+	}
+	return list
+}
+
+// Carry implements manager.Planned.
+func (p *planned) Carry(ctx context.Context, run *manager.PipelineRun) (_ *pb.Pipeline, err error) {
+	dir, err := run.Dir()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, rmtree.Remove(dir)) }()
+	canceled := run.Canceled()
+	delays := map[string]time.Duration{}
+	setDelays(p.pipeline, "", delays, run.Dues(), canceled)
+	cfg := whole.Config{
+		Config: standalone.Config{WorkDir: dir, TempDir: dir}, Files: p.listed, Slots: run.Slots(),
+		Project:  &carry.Archive{Digest: p.asked.GetProject(), Size: p.asked.GetProjectBytes()},
+		Executor: executor{run, p.asked}, Say: func(line string) { run.Note(p.secrets.Mask(line)) },
+		Output: func(string) (stdout, stderr io.Writer, end func()) { return io.Discard, io.Discard, func() {} },
+		Watch: func(job, status string) {
+			if delay := delays[job]; status == delayed && delay > 0 {
+				run.Due(job, delay)
+			}
+			run.Watch(job, status)
+		},
+		Lock: func(ctx context.Context, name, job string, number int, tell func(string)) (func(), error) {
+			of := manager.PipelineAttempt{Job: job, Number: number}
+			return run.Lock(ctx, name, of, func(holder string) {
+				tell("waits for the resource group " + name + ", which the build " + holder + " has")
+			})
+		},
+	}
+	if !canceled {
+		cfg.Plays = &whole.Plays{}
+		run.Play(cfg.Plays.Play)
+	}
+	report, err := whole.Run(ctx, ctx, p.pipeline, cfg)
+	if report == nil {
+		return nil, err
+	}
+	if err != nil {
+		run.Note(p.secrets.Mask(err.Error()))
+	}
+	return p.end(report, run.Canceled()), nil
+}
+
+// delayed is the status of a job that waits for its time.
+const delayed = "delayed"
+
+// setDelays lets delays that have begun end at their times, and collects all delays by the names of the jobs.
+func setDelays(
+	p *whole.Pipeline, prefix string, delays map[string]time.Duration, dues map[string]time.Time, canceled bool,
+) {
+	for i := range p.Graph.Nodes {
+		n, name := &p.Graph.Nodes[i], prefix+p.Jobs[i].Name
+		if n.Delay > 0 {
+			delays[name] = n.Delay
+			if at, ok := dues[name]; ok {
+				n.Delay = max(time.Until(at), 0)
+			}
+			if canceled {
+				n.Delay = 0
+			}
+		}
+		if t := p.Jobs[i].Trigger; t != nil && t.Child != nil {
+			setDelays(t.Child, name+whole.Separator, delays, dues, canceled)
+		}
+	}
+}
+
+// end describes how a pipeline stands that does not go on by itself.
+func (p *planned) end(report *whole.Report, canceled bool) *pb.Pipeline {
+	to := &pb.Pipeline{
+		Name: p.secrets.Mask(p.pipeline.Name), Stages: p.pipeline.Graph.Stages, Phase: pb.Pipeline_ended,
+		Status: report.Status, ExitCode: int32(report.ExitCode), CriticalPath: report.CriticalPath, // an exit code
+	}
+	known := map[string]*about{}
+	collect(p.pipeline, "", known)
+	blocked := jobsOf(to, report, "", known, canceled)
+	switch {
+	case canceled && to.GetStatus() == whole.Success:
+		to.Status = whole.Cancelled
+	case blocked && to.GetStatus() == whole.Success:
+		to.Phase = pb.Pipeline_blocked
+	}
+	if to.GetStatus() == whole.Cancelled && to.GetExitCode() == 0 {
+		to.ExitCode = 1
+	}
+	return to
+}
+
+// about has facts about a job that a report does not have. blocks says that others wait for the manual job.
+type about struct {
+	base           string
+	manual, blocks bool
+}
+
+// collect collects facts about the jobs of a pipeline, and of its children as far as they are known.
+func collect(p *whole.Pipeline, prefix string, known map[string]*about) {
+	for i, j := range p.Jobs {
+		name, n := prefix+j.Name, p.Graph.Nodes[i]
+		known[name] = &about{base: prefix + j.Base, manual: n.Manual, blocks: n.Manual && !n.Optional}
+		if j.Trigger != nil && j.Trigger.Child != nil {
+			collect(j.Trigger.Child, name+whole.Separator, known)
+		}
+	}
+}
+
+// jobsOf adds the jobs of a report, and reports whether some of them are blocked.
+func jobsOf(
+	to *pb.Pipeline, report *whole.Report, prefix string, known map[string]*about, canceled bool,
+) (blocked bool) {
+	for _, j := range report.Jobs {
+		name := prefix + j.Name
+		its := known[name]
+		if its == nil {
+			its = &about{base: name}
+		}
+		one := &pb.PipelineJob{
+			Name: name, Base: its.base, Manual: its.manual, Stage: j.Stage, Status: j.Status, Why: j.Why,
+			Attempts: int32(min(j.Attempts, math.MaxInt32)), Started: timeOf(j.Started), Finished: timeOf(j.Finished),
+		}
+		if j.ExitCode != nil {
+			one.ExitCode = int32(*j.ExitCode) // an exit code
+		}
+		switch {
+		case one.GetStatus() != isBlocked:
+		case canceled:
+			one.Status, one.Why = whole.Cancelled, ""
+		case one.GetWhy() == isManual:
+			one.Status, one.Why = isManual, ""
+			blocked = blocked || its.blocks
+		default:
+			blocked = true
+		}
+		to.Jobs = append(to.Jobs, one)
+		if j.Child != nil && jobsOf(to, j.Child, name+whole.Separator, known, canceled) {
+			blocked = true
+		}
+	}
+	return blocked
+}
+
+// isBlocked is the status of jobs that wait for a manual one, directly or not, and isManual that of the manual one.
+const isBlocked, isManual = "blocked", "manual"
+
+func timeOf(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() {
+		return nil
+	}
+	return timestamppb.New(t)
+}
+
+// executor carries out attempts of jobs as builds of the manager's queue.
+type executor struct {
+	run   *manager.PipelineRun
+	asked *pb.SubmitPipelineRequest
+}
+
+// Execute implements carry.Executor.
+func (e executor) Execute(ctx, _ context.Context, a *carry.Attempt) (_ *carry.Outcome, err error) {
+	id, result, err := e.run.Build(ctx, manager.PipelineAttempt{
+		Job: a.Name, Number: a.Number, Started: a.Started,
+		Request: func(ctx context.Context) (*pb.SubmitRequest, error) { return e.request(ctx, a) },
+	})
+	if err != nil {
+		return nil, err
+	}
+	report := reportOf(result)
+	if ctx.Err() != nil || result.GetArtifacts() == 0 || len(a.Patterns()) == 0 {
+		return a.GatherFrom(ctx, nil, report)
+	}
+	file, err := os.CreateTemp(string(a.Shelf), "from-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		file.Close()
+		_ = os.Remove(file.Name()) // it may have another name by then
+	}()
+	err = e.run.ReadArtifacts(ctx, id, file)
+	if errors.Is(err, fs.ErrNotExist) { // the job has run before
+		a.Say("artifacts: they are not kept any more (see keep and keep-files of the manager)")
+		return a.GatherFrom(ctx, nil, report)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if _, err := file.Seek(0, io.SeekStart); err != nil {
+		return nil, err
+	}
+	return a.GatherFrom(ctx, file, report)
+}
+
+// reportOf returns the result of a build as that of a job.
+func reportOf(r *pb.Result) *standalone.Report {
+	report := &standalone.Report{Status: whole.Failure}
+	switch r.GetReason() {
+	case "":
+		report.Status = whole.Success
+	case pb.ScriptFailure:
+		code := int(r.GetExitCode())
+		report.Reason, report.ExitCode = standalone.Script, &code
+	case whole.TimedOut:
+		report.Reason = standalone.TimedOut
+	case "job_canceled":
+		report.Status = whole.Cancelled
+	default:
+		report.Reason = standalone.System
+	}
+	if r == nil { // it did not begin
+		report.Status = whole.Cancelled
+	}
+	return report
+}
+
+// request returns the request for the build of an attempt.
+func (e executor) request(ctx context.Context, a *carry.Attempt) (*pb.SubmitRequest, error) {
+	text, err := a.Text()
+	if err == nil {
+		err = remote.CheckSteps("the job "+a.Name, []byte(text))
+	}
+	if err != nil {
+		return nil, err
+	}
+	job := &stepmuxv1.Job{
+		Steps: []byte(text), StepsFile: e.asked.GetSource().GetName() + " " + a.Name, Generated: true, Env: a.Env,
+		MayFail: a.MayFail,
+	}
+	for _, v := range a.Vars {
+		job.Variables = append(job.Variables, &stepmuxv1.Variable{Key: v.Key, Value: v.Value, File: v.File, Masked: v.Masked})
+	}
+	options := e.asked.GetOptions()
+	limit := a.Timeout
+	if own := options.GetTimeout().AsDuration(); own > 0 && (limit == 0 || own < limit) {
+		limit = own
+	}
+	if limit > 0 {
+		job.Timeout = durationpb.New(limit)
+	}
+	job = job.With(&stepmuxv1.Job{
+		PassEnv: options.GetPassEnv(), UnsafeExports: options.GetUnsafeExports(), Env: options.GetEnv(),
+	})
+	req := &pb.SubmitRequest{Job: job, Artifacts: slices.Compact(slices.Sorted(slices.Values(a.Patterns())))}
+	req.Pipeline = &pb.PipelineBuild{}
+	for _, files := range a.Archives[1:] {
+		if err := e.keep(ctx, files); err != nil {
+			return nil, err
+		}
+		req.Pipeline.Archives = append(req.Pipeline.Archives, &pb.Archive{Digest: files.Digest, Size: files.Size})
+	}
+	if len(a.Caches) > 0 {
+		a.Say("cache: a manager keeps no caches between jobs: the job runs without them")
+	}
+	return req, nil
+}
+
+// keep gives an archive to the manager.
+func (e executor) keep(ctx context.Context, files carry.Archive) error {
+	file, err := os.Open(files.Path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	return e.run.KeepArchive(ctx, files.Digest, files.Size, file)
+}
