@@ -409,3 +409,49 @@ func TestThePageHasTheFilesOfBuildsThatRunAndUndrainsWhatIsDrained(t *testing.T)
 		return strings.Contains(page.get("/vms/vm-1"), `class="draining">draining`)
 	}, sshtest.Bound, 10*time.Millisecond)
 }
+
+// The page shows pipelines and the jobs of one by stage, without markup of theirs. Operators start, retry and cancel.
+func TestThePageShowsPipelines(t *testing.T) {
+	t.Parallel()
+	m := withPipelines(newFleet(t)).start(t)
+	b := m.servePage(t, true)
+	b.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	_, _ = b.do("POST", "/login", url.Values{"token": {b.token}})
+	id := m.submitPipeline(pipelineOf(t, `
+stages: [build, "<b>test"]
+a: {stage: build, script: [":"]}
+"<script>x": {stage: "<b>test", script: [exit 3], allow_failure: true}
+m: {stage: "<b>test", script: [":"], when: manual, allow_failure: false}
+`))
+	m.restOf(id)
+	require.Contains(t, b.get("/pipelines"), `<a href="/pipelines/`+id+`">`)
+	text := b.get("/pipelines/" + id)
+	for _, shown := range []string{
+		`<b>&lt;b&gt;test</b>`, `<div class="manual">m<br>manual`, `&lt;script&gt;x</a><br>warning 3`,
+		`class="blocked">blocked`,
+	} {
+		require.Contains(t, text, shown)
+	}
+	require.NotContains(t, text, "<script>x")
+	csrf := regexp.MustCompile(`name="csrf" value="([^"]+)"`).FindStringSubmatch(text)[1]
+	post := func(path string, form url.Values) (reply, string) {
+		form.Set("csrf", csrf)
+		return b.do("POST", "/pipelines/"+id+path, form)
+	}
+	resp, text := post("/play", url.Values{"job": {"a"}})
+	require.Equal(t, http.StatusConflict, resp.StatusCode, text)
+	resp, text = post("/play", url.Values{"job": {"m"}})
+	require.Equal(t, http.StatusSeeOther, resp.StatusCode, text)
+	require.Equal(t, "success", m.restOf(id).GetStatus())
+	resp, text = post("/retry", url.Values{})
+	require.Equal(t, http.StatusSeeOther, resp.StatusCode, text)
+	require.Equal(t, "success", m.restOf(id).GetStatus())
+	resp, text = post("/cancel", url.Values{})
+	require.Equal(t, http.StatusSeeOther, resp.StatusCode, text)
+	var all struct{ Pipelines []pb.PipelineJSON }
+	b.json("/pipelines.json", &all)
+	require.Equal(t, "success", all.Pipelines[0].Status)
+	b.events("/pipelines/"+id+"/events", func(_, data string) bool { return strings.Contains(data, "success") })
+	resp, _ = b.do("GET", "/pipelines/p-000000000000", nil)
+	require.Equal(t, http.StatusNotFound, resp.StatusCode)
+}

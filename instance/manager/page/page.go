@@ -82,15 +82,22 @@ func newPages(cfg Config) *pages {
 	page("overview", p.overview, "/{$}", "/overview.json")
 	page("builds", p.builds, "/builds", "/builds.json")
 	page("build", p.build, "/builds/{id}")
+	page("pipelines", p.pipelines, "/pipelines", "/pipelines.json")
+	page("pipeline", p.pipeline, "/pipelines/{id}")
 	page("vm", p.vm, "/vms/{id}")
 	page("failures", p.failures, "/failures", "/failures.json")
 	page("audit", p.audit, "/audit", "/audit.json")
 	p.mux.HandleFunc("GET /events", p.liveOverview)
 	p.mux.HandleFunc("GET /vms/{id}/events", p.liveVM)
 	p.mux.HandleFunc("GET /builds/{id}/events", p.liveBuild)
+	p.mux.HandleFunc("GET /pipelines/events", p.livePipelines)
+	p.mux.HandleFunc("GET /pipelines/{id}/events", p.livePipeline)
 	p.mux.HandleFunc("POST /vms/{id}/drain", p.action(p.drain))
 	p.mux.HandleFunc("POST /vms/{id}/undrain", p.action(p.undrain))
 	p.mux.HandleFunc("POST /builds/{id}/cancel", p.action(p.cancel))
+	p.mux.HandleFunc("POST /pipelines/{id}/cancel", p.action(p.cancel))
+	p.mux.HandleFunc("POST /pipelines/{id}/retry", p.action(p.retry))
+	p.mux.HandleFunc("POST /pipelines/{id}/play", p.action(p.play))
 	p.mux.HandleFunc("GET /login", p.showLogin)
 	p.mux.HandleFunc("POST /login", p.login)
 	p.mux.HandleFunc("POST /logout", p.logout)
@@ -199,6 +206,8 @@ func (p *pages) answer(w http.ResponseWriter, r *http.Request, name string, data
 			code, text = http.StatusNotFound, ""
 		case codes.InvalidArgument:
 			code, text = http.StatusBadRequest, ""
+		case codes.FailedPrecondition:
+			code, text = http.StatusConflict, ""
 		case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:
 			code = http.StatusServiceUnavailable
 		default: // it is the manager's
