@@ -243,20 +243,50 @@ func (p *priceRig) throughput(b *testing.B) {
 }
 
 // job measures a job of a step runner that has run jobs before: the time to its first byte in milliseconds, and the
-// processor time of all processes of the step runner for it.
+// processor time of all processes of the step runner for it. The candidate bash is the time to the first byte of a bash
+// that this process starts with the same script: no step runner can be faster.
 func (p *priceRig) job(b *testing.B) {
 	n := sizes([]int{64}, 2)[0]
 	serves := make(map[string]*serve)
 	for _, c := range p.commits {
 		serves[c.name] = p.serve(b, c)
 	}
-	r := inTurns(b, priced, p.each(b, func(r *results, c pricedCommit) error {
+	all := p.each(b, func(r *results, c pricedCommit) error {
 		return r.jobs(b.Context(), c.name, serves[c.name], n)
-	}))
-	r.medians("p50-ms", "now", "base")
+	})
+	all = append(all, candidate{name: "bash", run: func(r *results) (err error) {
+		for range n {
+			err = errors.Join(err, r.firstByte(b.Context()))
+		}
+		return err
+	}})
+	r := inTurns(b, priced, all)
+	r.medians("p50-ms", "now", "base", "bash")
 	r.medians("ms", "now-time", "base-time")
 	r.ratio("now", "base", "base")
+	r.ratios("bash", "now", "base")
 	r.ratio("now-time", "base-time", "base")
+}
+
+// firstByte adds the time to the first byte of a bash that this process starts.
+func (r *results) firstByte(ctx context.Context) error {
+	var out timedWrite
+	cmd := exec.CommandContext(ctx, "bash", "-c", trivial)
+	cmd.Stdout = &out
+	begin := time.Now()
+	err := cmd.Run()
+	r.add("bash", millis(out.at.Sub(begin)))
+	return err
+}
+
+// timedWrite notes the time of its first write.
+type timedWrite struct{ at time.Time }
+
+func (w *timedWrite) Write(text []byte) (int, error) {
+	if w.at.IsZero() {
+		w.at = time.Now()
+	}
+	return len(text), nil
 }
 
 // serve starts a step runner of a commit, in which a job has run.

@@ -319,7 +319,8 @@ func (m *machine) sessions() []process {
 
 // buildOf returns the build that a process of the VM works for, or "" if that is not certain: serves and inits have the
 // build's directory open, and a serve that sweeps has other builds' directories open for a moment. The directory of a
-// script without a step runner does not tell its build.
+// script without a step runner does not tell its build. Another user may not see the open files of a serve: then the
+// commands of its jobs name the directory.
 func (m *machine) buildOf(p process) string {
 	base := filepath.Join(m.tmp, "gitlab-runner-steps") + "/"
 	for _, arg := range p.args {
@@ -328,8 +329,15 @@ func (m *machine) buildOf(p process) string {
 		}
 	}
 	fds := fmt.Sprintf("/proc/%d/fd", p.pid)
-	entries, _ := os.ReadDir(fds)
+	entries, err := os.ReadDir(fds)
 	found := ""
+	if err != nil && p.is("serve") {
+		for _, q := range below(processes(), p.pid) {
+			if _, rest, ok := strings.Cut(strings.Join(q.args, " "), base); ok {
+				found, _, _ = strings.Cut(rest, "/")
+			}
+		}
+	}
 	for _, e := range entries {
 		to, _ := os.Readlink(filepath.Join(fds, e.Name()))
 		if rest, ok := strings.CutPrefix(to, base); ok {

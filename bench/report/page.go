@@ -274,9 +274,10 @@ bytes of the artifacts alone, each transferred once from the VM that made it and
 
 Price runs the program stepmux with its embedded VM as an ordinary user does, with isolation. Its processor time is that
 of all processes, which each process adds to that of its parent when it has ended. "manager" is the process of the
-manager alone, which has the embedded VM's sshd in it. "bash" is bash -c true, started in a loop by bash. "base" are the
-programs of an earlier commit: make bench-price SINCE=COMMIT builds them and measures both in turns. Without a base, the
-goals over an earlier commit do not count. How the memory of many idle builds grows is in Density/growth.
+manager alone, which has the embedded VM's sshd in it. "bash" is bash -c true, started in a loop by bash; in Price/job
+it is the first byte of a bash that is started alone, with the script of the job. "base" are the programs of an earlier
+commit: make bench-price SINCE=COMMIT builds them and measures both in turns. Without a base, the goals over an earlier
+commit do not count. How the memory of many idle builds grows is in Density/growth.
 
 ` + "    make bench bench-check bench-report" + `
 `

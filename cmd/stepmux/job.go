@@ -27,6 +27,7 @@ const jobExitHelp = `Exit codes:
   2        wrong usage, or steps that are not valid
   3        the system failed; the steps may be right
   124      the job took longer than --timeout
+  125      of a whole file, a newer job or run took the place of one, and nothing failed
   129 130 143  ended by a signal: hang-up, Ctrl-C (SIGINT), SIGTERM. The job's processes got SIGTERM and, after --grace
            or a second signal, SIGKILL; steps with when: always still ran
   other    the exit code of the step that failed; 1 if it has none
@@ -49,6 +50,7 @@ type jobFlags struct {
 	defaultTrace string
 	cacheDir     string
 	actions      action.Config
+	services     func() (action.Services, func(), error) // see [standalone.Config]; may be nil
 	provenance   string
 	policyFlags
 	provenanceFlags
@@ -166,7 +168,7 @@ func (f *jobFlags) runJob(cmd *cobra.Command, source func() (standalone.Source, 
 func (f *jobFlags) config(ctx context.Context) (cfg standalone.Config, err error) {
 	cfg = standalone.Config{
 		Timeout: f.timeout, Grace: f.grace, CacheDir: f.cacheDir, Actions: f.actions, Version: buildinfo.Version(),
-		Policy: f.policy,
+		Policy: f.policy, Services: f.services,
 	}
 	if err := f.check(); err != nil {
 		return cfg, err

@@ -49,12 +49,13 @@ of a matrix. Keys for a server or a runner, such as image, artifacts and cache, 
 are includes from elsewhere, unless --includes names a directory with their files. In a git checkout, the variables
 CI_COMMIT_* describe its commit.
 
-The steps of a workflow may be composite, node and docker actions. Variables that are masked (--mask) are its secrets,
-the others its vars; GITHUB_TOKEN is its token. Services, containers and permissions are ignored, and a note names them;
-with --job-name and --in-image a job runs in its container, with its services.
+The steps of a workflow may be composite, node and docker actions. Node actions find services for artifacts, which end
+with the run, and for caches, which later runs find. Variables that are masked (--mask) are its secrets, the others its
+vars; GITHUB_TOKEN is its token. Permissions are ignored, and a note names them; so are services and containers without
+--in-image.
 
-With --image or --in-image a job runs in a container of this machine's Docker daemon. The work directory has the same
-path in the container, and the job can change it.
+With --image or --in-image jobs run in containers of this machine's Docker daemon, beside their services. The work
+directory has the same path in the container, and the job can change it.
 
 Standard output has only the output of the steps; all messages of stepmux are on standard error. With --output json
 standard output has the results as one object, and the steps' output goes to standard error.
@@ -73,29 +74,7 @@ func newLocalCommand() *cobra.Command {
   stepmux local .github/workflows/test.yml --job-name test --matrix go=1.26
   stepmux local --json '[{"script": "echo hello"}]'`,
 		Args: arguments("[FILE]"),
-		RunE: func(cmd *cobra.Command, files []string) error {
-			if err := f.apply(cmd); err != nil {
-				return err
-			}
-			if len(files) > 0 {
-				f.input = files[0]
-			}
-			at, err := f.place()
-			if err != nil {
-				return err
-			}
-			src, srcErr := f.source(cmd, files)
-			if srcErr == nil {
-				isWhole, err := f.isWhole(cmd, src)
-				if err != nil {
-					return err
-				}
-				if isWhole {
-					return f.runWhole(cmd, src)
-				}
-			}
-			return f.runJob(cmd, func() (standalone.Source, error) { return src, srcErr }, at)
-		},
+		RunE: f.run,
 	}
 	fl := cmd.Flags()
 	f.jobFlags.register(fl)
@@ -120,6 +99,35 @@ func newLocalCommand() *cobra.Command {
 	grouped(fl, jobGroup)
 	f.completeJobs(cmd, &f.workDir)
 	return cmd
+}
+
+// run runs the job or the pipeline that the flags and arguments name.
+func (f *localFlags) run(cmd *cobra.Command, files []string) (err error) {
+	if err := f.apply(cmd); err != nil {
+		return err
+	}
+	if len(files) > 0 {
+		f.input = files[0]
+	}
+	at, err := f.place()
+	if err != nil {
+		return err
+	}
+	src, srcErr := f.source(cmd, files)
+	if srcErr == nil {
+		isWhole, wrong := f.isWhole(cmd, src)
+		if wrong != nil {
+			return wrong
+		}
+		if services := newLocalServices(cmd.Context(), src); services != nil {
+			f.services = services.begin
+			defer func() { err = errors.Join(err, services.close()) }()
+		}
+		if isWhole {
+			return f.runWhole(cmd, src)
+		}
+	}
+	return f.runJob(cmd, func() (standalone.Source, error) { return src, srcErr }, at)
 }
 
 // completeJobs completes --job-name with the jobs in the named file, or in the .gitlab-ci.yml of the project in dir.
@@ -180,6 +188,7 @@ func (f *localFlags) source(cmd *cobra.Command, files []string) (src standalone.
 		}
 		src.WorkDir = dir
 		if src.Format == standalone.GitHub {
+			src.Fetch = f.fetchWorkflow(cmd.Context())
 			if err := workflowEvent(&src, f.whole.event.event, cmd.InOrStdin()); err != nil {
 				return src, err
 			}

@@ -213,7 +213,7 @@ func TestConformanceOfTheCommandLine(t *testing.T) {
 func TestHelpOfLocalCommandsNamesTheExitCodes(t *testing.T) {
 	page, err := os.ReadFile("../../docs/commands.md")
 	require.NoError(t, err)
-	for _, code := range []int{exitUsage, exitSystem, exitTimeout, 128 + int(syscall.SIGINT), 128 +
+	for _, code := range []int{exitUsage, exitSystem, exitTimeout, 125, 128 + int(syscall.SIGINT), 128 +
 		int(syscall.SIGTERM)} {
 		named := regexp.MustCompile(fmt.Sprintf(`(?m)\b%d\b`, code))
 		require.Regexp(t, named, jobExitHelp)

@@ -75,13 +75,34 @@ func (f *localFlags) place() (jobPlace, error) {
 	at := jobPlace{}
 	var spec *docker.Spec
 	at.ready = func(j *standalone.Job) (err error) {
-		spec, err = f.contained(j)
+		dir, err := f.dir()
+		if err == nil {
+			spec, err = f.contained(j, dir)
+		}
 		return err
 	}
 	at.run = func(ctx, abort context.Context, j *standalone.Job, cfg standalone.Config) (*standalone.Report, error) {
-		return f.runContained(ctx, abort, j, cfg, *spec)
+		d, err := f.daemonHere()
+		if err != nil {
+			return nil, err
+		}
+		return f.runContained(ctx, abort, j, cfg, *spec, d)
 	}
 	return at, nil
+}
+
+// daemonHere is the Docker daemon of this machine.
+type daemonHere struct {
+	config instance.Config
+	facts  docker.Daemon
+	// own says that jobs have directories of their own: the files that they make there become those of this user.
+	own bool
+}
+
+// daemonHere returns the Docker daemon of this machine, which answers.
+func (f *localFlags) daemonHere() (*daemonHere, error) {
+	d := &daemonHere{}
+	return d, f.inContainer.configure(&d.config, true)
 }
 
 // notContained adds a note to a job in a steps file that names a container but runs without it. For a .gitlab-ci.yml
@@ -93,8 +114,8 @@ func (f *localFlags) notContained(j *standalone.Job) error {
 	return nil
 }
 
-// contained returns the container of a job.
-func (f *localFlags) contained(j *standalone.Job) (*docker.Spec, error) {
+// contained returns the container of a job, which has the directory of the job at the same path.
+func (f *localFlags) contained(j *standalone.Job, dir string) (*docker.Spec, error) {
 	box, own := &f.inContainer, f.inContainer.own
 	if len(j.Container) > 0 {
 		var err error
@@ -103,23 +124,21 @@ func (f *localFlags) contained(j *standalone.Job) (*docker.Spec, error) {
 		}
 	}
 	if box.ofJob && (own == nil || own.Image == "") {
-		return nil, errors.New("--in-image: the job names no image; name one by --image")
+		return nil, errNoImage
 	}
 	spec, err := box.container(own)
 	if err != nil || spec.Container != "" {
 		return spec, err
 	}
 	spec.Limit(box.limits)
-	dir, err := f.dir()
-	if err != nil {
-		return nil, err
-	}
 	spec.Volumes = append(slices.Clone(spec.Volumes), dir+":"+dir)
 	if base := f.actions.Base; base != "" && !strings.Contains(base, "://") {
 		spec.Volumes = append(spec.Volumes, base+":"+base+":ro")
 	}
 	return spec, spec.Check()
 }
+
+var errNoImage = errors.New("--in-image: the job names no image; name one by --image")
 
 // containerOf returns the container that a job of a .gitlab-ci.yml or of a workflow describes, or nil.
 func containerOf(j *standalone.Job) (*place.Spec, error) {
@@ -181,20 +200,19 @@ func observe(e connector.StepEvent, to func(engine.StepResult)) {
 
 // runContained runs the job in a container, and removes the container before it returns.
 func (f *localFlags) runContained(
-	ctx, abort context.Context, j *standalone.Job, cfg standalone.Config, spec docker.Spec,
+	ctx, abort context.Context, j *standalone.Job, cfg standalone.Config, spec docker.Spec, d *daemonHere,
 ) (report *standalone.Report, err error) {
-	var daemon instance.Config
 	text, err := j.Text()
-	if err = cmp.Or(err, f.inContainer.configure(&daemon, true)); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	show := serialise(&cfg)
 	id := "local-" + strings.ToLower(rand.Text()[:10])
 	c, err := docker.Start(ctx, docker.Config{
-		Config: place.Config{BuildID: id, Programs: daemon.ContainerPrograms, Log: show},
-		Daemon: &docker.Daemon{}, Spec: spec,
+		Config: place.Config{BuildID: id, Programs: d.config.ContainerPrograms, Log: show},
+		Daemon: &d.facts, Spec: spec,
 		Dial: func(ctx context.Context) (net.Conn, error) {
-			return daemon.Docker.Dial(ctx, new(net.Dialer).DialContext)
+			return d.config.Docker.Dial(ctx, new(net.Dialer).DialContext)
 		},
 	})
 	if err != nil {
@@ -230,10 +248,18 @@ func (f *localFlags) runContained(
 	if err != nil && ctx.Err() == nil {
 		return nil, c.Explain(alive, err)
 	}
+	if d.own {
+		giveBack(alive, b, id, cfg.WorkDir, show)
+	}
 	c.Note(alive, result.ExitCode)
 	if traced != nil {
 		return nil, fmt.Errorf("read how the job went: %w", traced)
 	}
+	return reportOf(file)
+}
+
+// reportOf returns the report of a job from its trace.
+func reportOf(file *traceFile) (*standalone.Report, error) {
 	t, err := trace.Read(file.path)
 	if err != nil {
 		return nil, err
@@ -250,7 +276,9 @@ func serialise(cfg *standalone.Config) io.Writer {
 	cfg.Observe = func(r engine.StepResult) {
 		mu.Lock()
 		defer mu.Unlock()
-		observe(r)
+		if observe != nil {
+			observe(r)
+		}
 	}
 	return &lockedWriter{mu: &mu, to: to, before: []byte("note: ")}
 }

@@ -16,7 +16,7 @@ import (
 )
 
 // ofOneJob are flags that have no meaning for a whole pipeline: with one of them a single job runs.
-var ofOneJob = []string{"output-file", "provenance", "matrix", "image", "in-image", "container"}
+var ofOneJob = []string{"output-file", "provenance", "matrix", "container"}
 
 // isWhole reports whether the flags ask for the whole pipeline of src.
 func (f *localFlags) isWhole(cmd *cobra.Command, src standalone.Source) (bool, error) {
@@ -45,7 +45,7 @@ func (f *localFlags) runWhole(cmd *cobra.Command, src standalone.Source) (err er
 	if len(p.Jobs) == 0 {
 		return fmt.Errorf("%s: no job runs; --list says why", src.Name)
 	}
-	if err := whole.Check(p); err != nil {
+	if err := cmp.Or(whole.Check(p), f.checkImages(p)); err != nil {
 		return fmt.Errorf("%s: %w", src.Name, err)
 	}
 	warnings := warningsOf(p)
@@ -75,7 +75,8 @@ func (f *localFlags) runWhole(cmd *cobra.Command, src standalone.Source) (err er
 		}
 		return systemError(err)
 	}
-	return withCode(wholeCode(ctx, report, err), errors.Join(err, f.writeReports(report, show)))
+	report.ExitCode = wholeCode(ctx, report, err)
+	return withCode(report.ExitCode, errors.Join(err, f.writeReports(report, show)))
 }
 
 // readerPatience is how long the end of a pipeline waits for a reader of its output that takes nothing.
@@ -107,6 +108,9 @@ func (f *localFlags) runJobs(
 	if err != nil {
 		return nil, err
 	}
+	if of.Executor, err = f.executor(of); err != nil {
+		return nil, err
+	}
 	return whole.Run(ctx, abort, p, of)
 }
 
@@ -121,15 +125,14 @@ func (f *localFlags) writeReports(report *whole.Report, show *reporter) error {
 
 // wholeCode returns the exit code of a pipeline.
 func wholeCode(ctx context.Context, report *whole.Report, err error) int {
-	code := endsignal.Code(ctx)
 	switch {
 	case report.Status == whole.Success && err == nil:
 		return 0
 	case report.Status == whole.Failure:
 		return scriptCode(report.ExitCode)
-	case code == 0 && err == nil: // a job took the place of another one
-		return 1
+	case err != nil:
+		return cmp.Or(endsignal.Code(ctx), exitSystem)
 	default:
-		return cmp.Or(code, exitSystem)
+		return cmp.Or(endsignal.Code(ctx), report.ExitCode, exitSystem)
 	}
 }

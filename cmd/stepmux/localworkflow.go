@@ -14,7 +14,7 @@ import (
 // noWorkflow are the flags of a whole pipeline that have no meaning for a workflow, with the reasons.
 var noWorkflow = map[string]string{
 	"manual": "its jobs do not wait for anybody", "stage": "it has no stages", "wait-delayed": "its jobs have no delays",
-	"resume": "its runs are not kept", "report-junit": "its jobs report no tests", "changed-since": "it has no rules",
+	"report-junit": "its jobs report no tests", "changed-since": "it has no rules",
 }
 
 // isPipeline reports whether src has the jobs of a pipeline.

@@ -152,8 +152,8 @@ func (f *runFlags) runPipeline(
 	if !on.show.json {
 		on.show.summary(on.reports, on.vms.provider.Stat())
 	}
-	err = errors.Join(err, f.whole.write(report, on.show))
-	return f.unlessLost(withCode(wholeCode(ctx, report, err), err))
+	report.ExitCode = wholeCode(ctx, report, err)
+	return f.unlessLost(withCode(report.ExitCode, errors.Join(err, f.whole.write(report, on.show))))
 }
 
 // leastReady is how many jobs wait for a slot at least, besides twice as many as there are slots: more would only cost
@@ -238,7 +238,7 @@ func (v *onVMs) Execute(ctx, abort context.Context, a *carry.Attempt) (*carry.Ou
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	return a.GatherFrom(ctx, packed, reportOf(report))
+	return a.GatherFrom(ctx, packed, reportOnVM(report))
 }
 
 // takeOver gives a file that will be removed another name.
@@ -249,8 +249,8 @@ func takeOver(from *os.File, to string) (*os.File, error) {
 	return os.Open(to)
 }
 
-// reportOf returns the report of a job that ran on a VM.
-func reportOf(r batch.Report) *standalone.Report {
+// reportOnVM returns the report of a job that ran on a VM.
+func reportOnVM(r batch.Report) *standalone.Report {
 	if r.Err == nil {
 		return &standalone.Report{Status: whole.Success}
 	}

@@ -34,7 +34,10 @@ type wholeFlags struct {
 }
 
 // wholeNames are the names of wholeFlags.
-var wholeNames = []string{"jobs", "list", "needs", "manual", "resume", "report-junit", "stage", "skip", "wait-delayed"}
+var wholeNames = []string{
+	"jobs", "list", "needs", "manual", "resume", "report-junit", "stage", "skip", "skip-trigger",
+	"wait-delayed",
+}
 
 // register registers the flags. jobs is the default of --jobs, which the help calls otherwise.
 func (f *wholeFlags) register(fl *pflag.FlagSet, jobs int, otherwise string) {
@@ -57,6 +60,8 @@ func (f *wholeFlags) registerChoice(fl *pflag.FlagSet) {
 	fl.StringArrayVar(&f.choice.Manual, "manual", nil, "also run this manual `JOB`; repeatable")
 	fl.StringArrayVar(&f.choice.Stages, "stage", nil, "run only the jobs of this `STAGE`; repeatable")
 	fl.StringArrayVar(&f.choice.Skip, "skip", nil, "leave out this `JOB`; repeatable")
+	fl.BoolVar(&f.choice.SkipTriggers, "skip-trigger", false, "leave out jobs that start pipelines which cannot run "+
+		"here, such as those of other projects")
 	fl.BoolVar(&f.choice.WaitDelayed, "wait-delayed", false, "let delayed jobs wait for their time (start_in)")
 	grouped(fl, pipelineGroup)
 }
@@ -172,7 +177,7 @@ func (f *wholeFlags) config(
 			show.draw()
 		},
 	}
-	if base, err := os.UserCacheDir(); err == nil && src.Format == standalone.GitLabCI {
+	if base, err := os.UserCacheDir(); err == nil {
 		of.CachesDir = engine.CachesOf(base, engine.LocalProject(cfg.WorkDir))
 		repository := engine.LocalProject(checkout.Repository(ctx, cfg.WorkDir))
 		of.StateDir = filepath.Join(base, "stepmux-pipelines", repository)

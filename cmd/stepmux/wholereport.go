@@ -141,6 +141,10 @@ func summarize(show *reporter, r *whole.Report) {
 	if r.Name != "" {
 		title += fmt.Sprintf(" %.160q", r.Name)
 	}
+	if r.Why != "" {
+		show.showLine(fmt.Sprintf("%s: %s: %s", title, r.Status, r.Why))
+		return
+	}
 	show.showLine(fmt.Sprintf("%s: %s in %v; the jobs took %v; critical path: %s", title, r.Status, seconds(r.Wall),
 		seconds(r.Busy), text))
 }
@@ -155,7 +159,7 @@ func jobLines(r *whole.Report, indent string) (lines []string) {
 		case j.ExitCode != nil && *j.ExitCode != 0:
 			text += fmt.Sprintf(": exit code %d", *j.ExitCode)
 		}
-		if j.Duration > 0 && j.Why == "" {
+		if j.Duration > 0 && (j.Why == "" || j.ExitCode != nil) {
 			text += fmt.Sprintf(" (%.1fs)", j.Duration)
 		}
 		if j.Attempts > 1 {

@@ -49,11 +49,12 @@ func TestTheViewOfAPipelineHasALineForEachStage(t *testing.T) {
 }
 
 func TestTheSummaryOfAPipelineHasItsChildrenAndABoundedPath(t *testing.T) {
-	code := 3
+	code, late := 3, exitTimeout
 	r := &whole.Report{Name: "night", Status: whole.Failure, Wall: 1.5, Busy: 2, Jobs: []whole.JobReport{
 		{Name: "a", Stage: "test", Status: "failed", ExitCode: &code, Duration: 1, Attempts: 2},
 		{Name: "t", Stage: "test", Status: "success", Child: &whole.Report{Jobs: []whole.JobReport{
 			{Name: "c", Stage: "build", Status: "skipped", Why: "\"x\": failed"},
+			{Name: "l", Stage: "build", Status: "cancelled", Why: "timed out", ExitCode: &late, Duration: 2},
 		}}},
 	}}
 	for range 20 {
@@ -63,6 +64,7 @@ func TestTheSummaryOfAPipelineHasItsChildrenAndABoundedPath(t *testing.T) {
 		"test       a                        failed: exit code 3 (1.0s), 2 attempts",
 		"test       t                        success",
 		`  build      c                        skipped: "x": failed`,
+		"  build      l                        cancelled: timed out (2.0s)",
 	}, jobLines(r, ""))
 	var out strings.Builder
 	show := newReporter("text", &strings.Builder{}, &out, func(error) {})

@@ -20,6 +20,7 @@ import (
 	"github.com/stepmux/stepmux/internal/plural"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
 
 const (
@@ -302,6 +303,8 @@ func (e *examination) judgeVersion(name, text string) Finding {
 // factsScript prints facts about time, programs and temporary files, one per line. $1 is the directory.
 const factsScript = `echo "time $(date +%s.%N)"
 for p in git bash; do command -v $p >/dev/null && echo "$p"; done
+grep -q ' keyring *_ses: ' /proc/keys 2>/dev/null &&
+  awk -v "user=$(id -u):" '$1 == user { print "keys", $4 }' /proc/key-users
 [ -d "$1" ] || { echo missing; exit 0; }
 df -Pk "$1" 2>/dev/null | awk 'NR > 1 { print "space", $4 }' | tail -n 1
 f=$(mktemp "$1/stepmux-doctor.XXXXXX") || { echo readonly; exit 0; }
@@ -331,6 +334,23 @@ func (e *examination) facts(ctx context.Context) {
 	// The clock was read about half-way through the command.
 	e.report.add(judgeClock(facts["time"], before.Add(out.took/2), out.took/2))
 	e.report.add(judgeTools(facts))
+	if f, is := judgeKeys(facts["keys"], max(e.in.Capacity, 1)); is && e.in.Isolation != vmconfig.Off {
+		e.report.add(f)
+	}
+}
+
+// judgeKeys warns if the login's user may have too few keys for so many builds at once: each isolated build of a
+// login with a session keyring, as PAM makes it, has a session keyring of its own. keys is USED/LIMIT as
+// /proc/key-users has it (keyrings(7)), and empty for other logins.
+func judgeKeys(keys string, builds int) (f Finding, is bool) {
+	used, limit, _ := strings.Cut(keys, "/")
+	has, err := strconv.Atoi(used)
+	most, limitErr := strconv.Atoi(limit)
+	if err != nil || limitErr != nil || most-has >= builds {
+		return f, false
+	}
+	return warning(checkKeys, fmt.Sprintf("the user has %d of at most %d keys of the kernel, and each isolated build "+
+		"takes one", has, most), fmt.Sprintf("sysctl kernel.keys.maxkeys=%d", 2*(has+builds)), "all builds can start at once"), true
 }
 
 // judgeTools judges the programs that builds may need beside the step runner.

@@ -40,6 +40,7 @@ const (
 	checkTemp        = "tmp"
 	checkClock       = "clock"
 	checkTools       = "tools"
+	checkKeys        = "keys"
 	checkLinger      = "linger"
 	checkRelay       = "relay"
 	checkStreamlocal = "streamlocal"

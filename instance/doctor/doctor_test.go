@@ -111,6 +111,18 @@ func TestAStockServerIsFine(t *testing.T) {
 	}, sshtest.Bound, time.Millisecond)
 }
 
+func TestALoginWithTooFewKeysIsWarned(t *testing.T) {
+	for keys, builds := range map[string]int{"": 1000, "190/200": 10, "0/1000000": 100_000, "x/200": 1000, "1": 2} {
+		_, is := judgeKeys(keys, builds)
+		require.False(t, is, keys)
+	}
+	f, is := judgeKeys("16/200", 185)
+	require.True(t, is)
+	require.Equal(t, Warn, f.Status)
+	require.Contains(t, f.Detail, "16 of at most 200 keys")
+	require.Equal(t, "sysctl kernel.keys.maxkeys=402", f.Change)
+}
+
 func TestAHardenedServerIsUsableAndExplained(t *testing.T) {
 	t.Parallel()
 	r := examine(t, instanceOf(t, sshtest.OpenSSH(t, "AllowStreamLocalForwarding no", "MaxSessions 2", "PermitTTY no")))

@@ -1,5 +1,5 @@
-// Package boundedhttp is an HTTP server with limits on size, number and time, for metrics and the status page. The
-// owner of a [Server] closes it.
+// Package boundedhttp is an HTTP server with limits on size, number and time, for metrics, the status page and the
+// services of actions. The owner of a [Server] closes it.
 package boundedhttp
 
 import (
@@ -32,9 +32,15 @@ type Server struct {
 // Serve answers requests on listener until Close. It closes the listener. logger receives what goes wrong; if nil,
 // slog.Default does.
 func Serve(listener net.Listener, handler http.Handler, logger *slog.Logger) *Server {
+	return ServeFiles(listener, http.MaxBytesHandler(handler, maxBody), logger)
+}
+
+// ServeFiles is Serve for a handler that takes files. It bounds the bodies itself, and gives requests that transfer
+// files more time by an [http.ResponseController].
+func ServeFiles(listener net.Listener, handler http.Handler, logger *slog.Logger) *Server {
 	s := &Server{}
 	s.http = http.Server{
-		Handler:           http.MaxBytesHandler(handler, maxBody),
+		Handler:           handler,
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       5 * time.Second,
 		WriteTimeout:      30 * time.Second,

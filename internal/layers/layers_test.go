@@ -195,7 +195,7 @@ var allowed = map[string][]string{
 	},
 	"internal/standalone": {
 		"remote/step/component",
-		"remote/step/action", "pipeline",
+		"remote/step/action", "pipeline", "internal/boundedfile",
 		"internal/termtext", "remote/job/service", "remote/step/trace", "remote/step/trace/recording", "remote/job",
 		"remote/step/engine", "remote/step/fetch", "internal/standalone/gitlabci", "internal/standalone/answers",
 		"remote/step/lang", "remote/step/expr",
@@ -209,7 +209,7 @@ var allowed = map[string][]string{
 	},
 	"internal/standalone/whole": {
 		"internal/standalone", "internal/standalone/whole/carry", "pipeline", "remote/archive", "internal/rmtree",
-		"internal/boundedfile", "internal/filelock", "remote/jobcache", "remote/step/lang",
+		"internal/boundedfile", "internal/filelock", "internal/pause", "remote/jobcache", "remote/step/lang",
 	},
 	"internal/standalone/whole/carry": {
 		"internal/standalone", "remote/archive", "internal/rmtree", "internal/boundedfile", "remote/jobcache",
@@ -318,6 +318,7 @@ var allowed = map[string][]string{
 	"internal/gcpace":                 {},
 	"internal/testing/remotetest":     {"internal/wire"},
 	"internal/boundedhttp":            {},
+	"internal/actionservices":         {"internal/boundedfile", "internal/oserr", "internal/rmtree"},
 	"internal/privatefile":            {"internal/boundedfile", "internal/contents"},
 	"internal/boundedfile":            {},
 	"internal/filesum":                {"internal/boundedfile"},
@@ -369,8 +370,9 @@ var allowed = map[string][]string{
 		"instance/**", "connector", "connector/program", "connector/place/**", "mux",
 		"connector/files", "mux/login", "remote", "remote/archive", "internal/subprocess",
 		"internal/standalone/**",
-		"remote/step/action",
+		"remote/step/action", "remote/step/component",
 		"remote/step/engine", "remote/step/fetch", "remote/step/trace/**",
+		"internal/actionservices", "internal/boundedhttp", "remote/jobcache", // for workflows on this machine
 		"remote/proc", "internal/wire", "internal/sshtarget", "internal/embeddedvm", "internal/rmtree", "internal/spell",
 		"internal/filelock", "remote/socketdir", // for temporary directories
 		"internal/termtext", "internal/boundedfile", "internal/tail", "internal/pause", "internal/likeness",

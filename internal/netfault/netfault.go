@@ -45,7 +45,7 @@ func OfGit(stderr string, err error) (is, server bool) {
 	}
 	for line := range strings.SplitSeq(stderr, "\n") {
 		if !strings.HasPrefix(line, "fatal: ") && !strings.HasPrefix(line, "error: ") { // the server may have written it
-			if !strings.HasPrefix(line, "remote:") && strings.HasSuffix(line, "/.git: No space left on device") { // git init
+			if ofDirectory(line) {
 				return true, false
 			}
 			continue
@@ -62,6 +62,14 @@ func OfGit(stderr string, err error) (is, server bool) {
 		}
 	}
 	return false, false
+}
+
+// ofDirectory reports whether a line is git's about a directory of a repository that it could not make: the path and
+// what the system says, without the "fatal: " of its other messages.
+func ofDirectory(line string) bool {
+	path, text, ok := strings.Cut(line, ": ")
+	return ok && strings.HasPrefix(path, "/") && slices.Contains(strings.Split(path, "/"), ".git") &&
+		slices.Contains(machineFaults, text)
 }
 
 // registryFaults are texts of docker and podman about registries and the way to them.

@@ -78,7 +78,7 @@ func gitHubJob(src Source, job *action.Job, run gitHubRun) (*Job, error) {
 	if src.InContainer {
 		inputs["in_container"] = true
 		var err error
-		if given.Container, given.Env, err = job.Container(run.matrix, run.inputs, src.Vars); err != nil {
+		if given.Container, given.Env, err = job.Container(run.matrix, run.inputs, run.needs, src.Vars); err != nil {
 			return nil, err
 		}
 	}

@@ -33,6 +33,19 @@ func ReadPipeline(src Source) (*Pipeline, error) {
 	return &Pipeline{p, src}, lang.CheckEnv("env", src.Env)
 }
 
+// Variable returns the value of a predefined variable, or that which the caller has given for it. It may be empty.
+func (p *Pipeline) Variable(name string) string {
+	if value := variable(p.src.Vars, name); value != "" {
+		return value
+	}
+	for _, v := range slices.Backward(p.src.Predefined) {
+		if v.Name == name {
+			return v.Value
+		}
+	}
+	return ""
+}
+
 // Compile returns a job of the pipeline, and its form in the language of a .gitlab-ci.yml. values are variables that
 // earlier jobs have reported.
 func (p *Pipeline) Compile(i int, values map[string]string) (*Job, *gitlabci.Job, error) {

@@ -33,6 +33,9 @@ type Config struct {
 	CacheDir string
 	// Actions says how GitHub Actions run.
 	Actions action.Config
+	// Services registers the job at the services for actions. It returns them, and a function for the end of the job.
+	// May be nil.
+	Services func() (_ action.Services, end func(), err error)
 	// Timeout bounds the job. If zero, 24 h.
 	Timeout time.Duration
 	// Grace is the time between SIGTERM and SIGKILL when the job is stopped. If zero, 10 s. If negative, none.
@@ -73,6 +76,14 @@ func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err er
 	if cfg.Observe == nil {
 		cfg.Observe = func(engine.StepResult) {}
 	}
+	if cfg.Services != nil {
+		services, end, err := cfg.Services()
+		if err != nil {
+			return nil, err
+		}
+		defer end()
+		cfg.Actions.Services = services
+	}
 	store, closeStore, err := openStore(cfg.TempDir, "stepmux-local-", cfg.CacheDir, cfg.Actions,
 		job.Config{Fetcher: cfg.Fetcher, Version: cfg.Version, Policy: cfg.Policy})
 	if err != nil {
@@ -85,6 +96,9 @@ func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err er
 	}
 	var made *trace.Trace
 	spec := job.Spec{ID: jobID, WorkDir: cfg.WorkDir, Secrets: j.Secrets, Config: j.Config}
+	if token := cfg.Actions.Services.Token; token != "" {
+		spec.Secrets = append(slices.Clip(spec.Secrets), token)
+	}
 	spec.Timeout, spec.Grace = cfg.Timeout, grace
 	if cfg.Trace != nil {
 		spec.Trace = &job.TraceSpec{

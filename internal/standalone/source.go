@@ -16,6 +16,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/standalone/answers"
 	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
+	"github.com/stepmux/stepmux/remote/step/action"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/lang"
 	"github.com/stepmux/stepmux/remote/step/mask"
@@ -83,6 +84,9 @@ type Source struct {
 	// Ignored returns the files in WorkDir that are not part of the project, and the directories, which end with a slash.
 	// Rules and includes of a .gitlab-ci.yml do not find them. May be nil.
 	Ignored func() ([]string, error)
+	// Fetch fetches the repository of a workflow that is called, and returns its directory and a function that releases
+	// it. If nil, such a workflow is an error.
+	Fetch func(of action.Uses) (dir string, release func(), err error)
 	// Notices come before the notices of the job.
 	Notices []string
 	// Elsewhere says that the job does not run in WorkDir, but in a directory that is not known yet.

@@ -158,6 +158,9 @@ func (v *Verdict) gitHub(text []byte, workDir string) {
 	if err == nil {
 		_, err = pipeline.New(GraphOf(w))
 	}
+	if err == nil {
+		err = (&Workflow{Workflow: w, src: Source{Name: v.File, WorkDir: workDir}, calls: map[string]*called{}}).CheckCalls()
+	}
 	if err != nil {
 		v.add(err)
 		return

@@ -49,7 +49,9 @@ func TestValidateReportsMistakesWithTheirPlace(t *testing.T) {
 			"ci.yml", "", GitLabCI, "gitlab-ci",
 			[]string{"ci.yml: the file is empty; write a job: a name, and below it script: or run:"},
 		},
-		"github": {"w.yml", "jobs: {a: {steps: [{run: x}]}, b: {uses: ./x.yml}}\n", GitHub, "github", nil},
+		"github": {
+			"w.yml", "jobs: {a: {steps: [{run: x}]}, b: {uses: o/r/.github/workflows/x.yml@1}}\n", GitHub, "github", nil,
+		},
 		"github, a job that cannot run": {
 			"w.yml", "jobs:\n  a: {steps: [{run: x}]}\n  b: {runs-on: x}\n", GitHub, "github",
 			[]string{`w.yml:3:3: the job "b" has no steps`},
@@ -125,7 +127,7 @@ func TestValidateWarnsOfUnknownKeysInAWorkflow(t *testing.T) {
 	text := "on: push\nenvs: {}\njobs:\n  a:\n    runs_on: x\n    timeout: 5\n    defaults: {run: {shel: sh}}\n" +
 		"    services: {db: {image: x, port: 5, command: y, entrypoint: z}}\n    steps: [{run: x}]\n" +
 		"  b: {need: a, steps: [{run: x}], with: {}}\n" +
-		"  c: {with: {a: b}, secrets: inherit, uses: ./.github/workflows/c.yml}\n" +
+		"  c: {with: {a: b}, secrets: inherit, uses: o/r/.github/workflows/c.yml@v1}\n" +
 		"  d: {cancel-timeout-minutes: 5, steps: [{run: x}]}\ndescription: x\n"
 	v := validated(t, "w.yml", text, GitHub, t.TempDir())
 	require.True(t, v.Valid)

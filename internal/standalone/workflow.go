@@ -21,6 +21,8 @@ type Workflow struct {
 
 	src    Source
 	inputs map[string]any
+	calls  map[string]*called // by the references of the calls; all workflows of a run have the same
+	depth  int                // how many workflows are above it
 }
 
 // ReadWorkflow reads the workflow of src. JobName and Matrix of src have no effect. An error is about the text, or
@@ -33,7 +35,7 @@ func ReadWorkflow(src Source) (*Workflow, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &Workflow{Workflow: read, src: src}
+	w := &Workflow{Workflow: read, src: src, calls: map[string]*called{}}
 	if w.inputs, w.Notices, err = read.Jobs[0].Inputs(src.Inputs); err != nil {
 		return nil, err
 	}
@@ -103,3 +105,6 @@ func (w *Workflow) Compile(job *action.Job, v action.Values, b *action.Build) (*
 	j.complete(w.src)
 	return j, nil
 }
+
+// InContainer reports whether the jobs run in the containers that they describe.
+func (w *Workflow) InContainer() bool { return w.src.InContainer }

@@ -1,6 +1,9 @@
 package timerslack
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
 	"runtime"
 	"testing"
 
@@ -31,5 +34,19 @@ func TestCommandsGetTheSlackThatTheUserHasChosenAndNeverOurs(t *testing.T) {
 			return nil
 		}))
 		require.Equal(t, own, slack(t))
+	}
+}
+
+// The entries of our programs are written in assembly, which has the numbers again.
+func TestTheEntriesHaveTheSameSlacks(t *testing.T) {
+	entries, err := filepath.Glob("../../cmd/stepmux-init/entry_*.s")
+	require.NoError(t, err)
+	require.Len(t, entries, 2)
+	for _, name := range entries {
+		text, err := os.ReadFile(name)
+		require.NoError(t, err)
+		for _, slack := range []int{kernel, begin} {
+			require.Regexp(t, fmt.Sprintf(`\$%d\b`, slack), string(text), name)
+		}
 	}
 }

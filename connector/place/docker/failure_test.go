@@ -451,18 +451,18 @@ func TestAnEntrypointThatDoesNotBecomeTheStepRunnerFailsByName(t *testing.T) {
 		"ends":          {"exit 0", "the container ended with exit status 0: "},
 		"fails":         {"echo no key >&2; exit 3", "the container ended with exit status 3: "},
 		"is not found":  {"exec /no/such", "the container ended with exit status 127: "},
-		"never becomes": {"sleep 600", "the relay on the VM did not start: the container was not ready within 3s ("},
+		"never becomes": {"sleep 600", "the relay on the VM did not start: the container was not ready within 10s ("},
 		"prints the ready marker": {
 			"echo step-runner is listening on socket /tmp/s | tee /dev/stderr; sleep 600",
-			"the container was not ready within 3s; it said: step-runner is listening on socket /tmp/s (",
+			"the container was not ready within 10s; it said: step-runner is listening on socket /tmp/s (",
 		},
 		"floods stdout": {"exec yes hello", `no relay's hello in the first 65536 bytes; it printed "hello\nhello\n`},
-		"floods stderr": {"exec yes hello >&2", "the container was not ready within 3s; it said: hello | hello | hello"},
+		"floods stderr": {"exec yes hello >&2", "the container was not ready within 10s; it said: hello | hello | hello"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			cfg := config(t, d)
-			cfg.Spec.Entrypoint, cfg.ReadyTimeout = []string{"/bin/sh", "-c", test.script, "sh"}, 3*time.Second
+			cfg.Spec.Entrypoint, cfg.ReadyTimeout = []string{"/bin/sh", "-c", test.script, "sh"}, 10*time.Second
 			_, err := docker.Start(t.Context(), cfg)
 			require.ErrorContains(t, err, test.want)
 			require.ErrorContains(t, err, `its entrypoint must become the command that it gets, as by exec "$@"`)

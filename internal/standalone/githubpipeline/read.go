@@ -18,21 +18,35 @@ func Read(src standalone.Source) (p *whole.Pipeline, notices []string, err error
 	if err != nil {
 		return nil, nil, err
 	}
+	if p, err = read(w); err != nil {
+		return nil, nil, err
+	}
+	for i, j := range w.Jobs {
+		if err := w.CheckCall(j); err != nil { // the caller may leave the job out
+			p.Jobs[i].Open, p.Jobs[i].Trigger = nil, &whole.Trigger{Other: err.Error()}
+		}
+	}
+	return p, append(w.Notices, w.Notes()...), nil
+}
+
+// read returns the pipeline of a workflow.
+func read(w *standalone.Workflow) (p *whole.Pipeline, err error) {
 	p = &whole.Pipeline{Graph: standalone.GraphOf(w.Workflow)}
+	if p.Group, p.CancelInProgress, err = w.Group(w.Values(nil, false)); err != nil {
+		return nil, err
+	}
+	p.Group = strings.ToLower(p.Group)
 	for _, j := range w.Jobs {
-		job := &whole.Job{Name: j.Name, Base: j.Name, When: j.If(), Notices: j.Notes()}
-		if call := j.Calls(); call != "" {
-			job.Trigger = &whole.Trigger{Other: call}
-		} else {
-			job.Open = opener{w, j}.open
-			if job.Builds, err = known(w, j); err != nil {
-				return nil, nil, err
-			}
+		job := &whole.Job{
+			Name: j.Name, Base: j.Name, When: j.If(), Notices: j.Notes(w.InContainer()), Open: opener{w, j}.open,
+		}
+		if job.Builds, err = known(w, j); err != nil {
+			return nil, err
 		}
 		p.Jobs = append(p.Jobs, job)
 	}
 	_, err = pipeline.New(p.Graph)
-	return p, append(w.Notices, w.Notes()...), err
+	return p, err
 }
 
 // known returns the names of the builds of a job, if they do not depend on other jobs.
@@ -106,7 +120,10 @@ func (j opener) add(p *whole.Pipeline, v action.Values, b *action.Build, say fun
 	}
 	job := &whole.Job{
 		Name: b.Name, Base: j.job.Name, Timeout: start.Timeout, Group: strings.ToLower(start.Group),
-		CancelInProgress: start.CancelInProgress,
+		CancelInProgress: start.CancelInProgress, LateIsCancelled: true,
+	}
+	if _, calls := j.job.Uses(); calls {
+		return j.addCall(p, v, b, job)
 	}
 	job.Prepare = func([]whole.Before) (*carry.Prepared, error) {
 		compiled, err := j.Compile(j.job, v, b)
@@ -128,8 +145,31 @@ func (j opener) add(p *whole.Pipeline, v action.Values, b *action.Build, say fun
 	return nil
 }
 
-// merge returns the result and the outputs of a job from those of its builds. As on GitHub, a build that has timed out
-// counts as cancelled, and of an output that several builds have the last one counts.
+// addCall adds a build that calls another workflow. The jobs of that have slots, not the build.
+func (j opener) addCall(p *whole.Pipeline, v action.Values, b *action.Build, job *whole.Job) error {
+	inner, err := j.Call(j.job, v, b)
+	if err != nil {
+		return err
+	}
+	child, err := read(inner)
+	if err != nil {
+		return err
+	}
+	if job.Group == "" {
+		job.Group, job.CancelInProgress = child.Group, child.CancelInProgress
+	}
+	job.Trigger = &whole.Trigger{Child: child, Depend: true, Values: func(jobs []whole.Before) (map[string]string, error) {
+		return inner.CallOutputs(outcomes(jobs))
+	}}
+	p.Jobs = append(p.Jobs, job)
+	p.Graph.Nodes = append(p.Graph.Nodes, pipeline.Node{
+		Name: b.Name, Place: j.job.Place(), Groups: []string{matrix}, Free: true,
+	})
+	return nil
+}
+
+// merge returns the result and the outputs of a job from those of its builds. As on GitHub, of an output that several
+// builds have the last one counts.
 func merge(builds []whole.Before) (result string, outputs map[string]string) {
 	result, outputs = action.Succeeded, map[string]string{}
 	for _, b := range builds {
@@ -155,7 +195,7 @@ func resultOf(b whole.Before) string {
 	switch {
 	case b.State == pipeline.Succeeded || b.State == pipeline.Warned:
 		return action.Succeeded
-	case b.State == pipeline.Cancelled || b.State == pipeline.Failed && b.Reason == whole.TimedOut:
+	case b.State == pipeline.Cancelled:
 		return action.Cancelled
 	case b.State == pipeline.Failed:
 		return action.Failed

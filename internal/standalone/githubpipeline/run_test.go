@@ -362,9 +362,22 @@ on: push
 jobs:
   a: {timeout-minutes: "${{ fromJSON('0.01') }}", steps: [{run: sleep 600}]}
   b: {needs: a, if: always() && !failure(), steps: [{run: 'echo said ${{ needs.a.result }}'}]}
+  c: {timeout-minutes: "${{ fromJSON('0.01') }}", continue-on-error: true, steps: [{run: sleep 600}]}
+  d: {needs: c, steps: [{run: 'echo said ${{ needs.c.result }}'}]}
 `)
-	require.Equal(t, "a failed, b success", told(report))
-	require.Equal(t, []any{124, "cancelled"}, []any{report.ExitCode, tr.lines("b")})
+	require.Equal(t, "a cancelled (timed out), b success, c warning (timed out), d success", told(report))
+	require.Equal(t, []any{whole.Cancelled, 124, "cancelled", "success"},
+		[]any{report.Status, report.ExitCode, tr.lines("b"), tr.lines("d")})
+	require.Equal(t, []int{124, 124}, []int{*report.Jobs[0].ExitCode, *report.Jobs[2].ExitCode})
+
+	report = newTrial(t).run(t.Context(), `
+on: push
+jobs:
+  a: {timeout-minutes: "${{ fromJSON('0.01') }}", steps: [{run: sleep 600}]}
+  b: {needs: a, if: always(), steps: [{run: exit 5}]}
+`)
+	require.Equal(t, "a cancelled (timed out), b failed", told(report))
+	require.Equal(t, []any{whole.Failure, 5}, []any{report.Status, report.ExitCode}, "the first that failed")
 }
 
 // A run that is cancelled stops the jobs that run, unless their if still holds, and starts those whose if holds.
@@ -442,7 +455,7 @@ jobs:
 	require.Equal(t, 1, strings.Count(got, replaced), got)
 	require.Equal(t, 5, strings.Count(got, "success"), got)
 	require.Equal(t, "cancelled", tr.lines("c"))
-	require.Equal(t, whole.Cancelled, report.Status)
+	require.Equal(t, []any{whole.Cancelled, 125}, []any{report.Status, report.ExitCode})
 }
 
 func TestEachJobHasItsOwnDirectory(t *testing.T) {

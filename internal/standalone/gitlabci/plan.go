@@ -28,6 +28,10 @@ type Pipeline struct {
 	Left []Left
 	// Out names the key by which there is no pipeline: then it has no jobs. Otherwise it is empty.
 	Out string
+	// OnNewCommit is what a newer pipeline ends of this one: conservative, interruptible or none.
+	OnNewCommit string
+
+	endsOnFailure bool
 
 	mu   sync.Mutex // guards the following, while a job is compiled
 	file *File
@@ -41,6 +45,8 @@ type Planned struct {
 	When string
 	// Timeout bounds the job. Zero if the job has none.
 	Timeout time.Duration
+	// Interruptible says that a newer pipeline may end the job.
+	Interruptible bool
 	// ResourceGroup is the name of the job's resource group. Jobs of one group run one after another.
 	ResourceGroup string
 	// Trigger is the pipeline that the job starts. It is nil for a job with a script.
@@ -107,17 +113,55 @@ func (f *File) outByWorkflow(p *Pipeline) string {
 	}
 	e := f.expander(f.literal(list, f.cfg.Given))
 	workflow := f.globals["workflow"]
+	cancel := []*yaml.Node{find(workflow, "auto_cancel")}
 	if n := find(workflow, "rules"); !isNull(n) {
 		rule := f.matched(f.resolve(n, nil), workflowRuleKeys, e)
 		if rule == nil {
 			return "workflow:rules"
 		}
 		e = f.expander(f.literal(f.variables(list, find(rule, "variables")), f.cfg.Given))
+		cancel = append(cancel, find(rule, "auto_cancel"))
 	}
+	p.readAutoCancel(cancel)
 	if n := find(workflow, "name"); !isNull(n) {
 		p.Name = e.expand(variable{at: n, value: n.Value})
 	}
 	return ""
+}
+
+// autoCancelKeys are the keys of auto_cancel.
+var autoCancelKeys = []string{"on_new_commit", "on_job_failure"}
+
+// readAutoCancel reads auto_cancel of workflow and of its rule. The later ones in the list take precedence.
+func (p *Pipeline) readAutoCancel(list []*yaml.Node) {
+	f := p.file
+	p.OnNewCommit = "conservative"
+	onFailure := "none"
+	for _, n := range list {
+		if isNull(n) {
+			continue
+		}
+		n = f.resolve(n, nil)
+		if n.Kind != yaml.MappingNode {
+			f.tree.failf(n, "auto_cancel is a mapping with on_new_commit or on_job_failure, not %s", describe(n))
+			return
+		}
+		f.tree.checkKeys(n, "auto_cancel", autoCancelKeys, "")
+		f.choice(&p.OnNewCommit, find(n, "on_new_commit"), "on_new_commit", "conservative", "interruptible", "none")
+		f.choice(&onFailure, find(n, "on_job_failure"), "on_job_failure", "none", "all")
+	}
+	p.endsOnFailure = onFailure == "all"
+}
+
+// choice sets to to the value of n, one of the words, unless n has no value.
+func (f *File) choice(to *string, n *yaml.Node, key string, words ...string) {
+	switch {
+	case isNull(n):
+	case !slices.Contains(words, n.Value):
+		f.tree.failf(n, "%s is one of %s", key, strings.Join(words, ", "))
+	default:
+		*to = n.Value
+	}
 }
 
 // add adds one build of a job to the pipeline, or to the jobs that are not in it.
@@ -193,6 +237,12 @@ func (p *Pipeline) link(stages []string) error {
 			p.Graph.Groups = append(p.Graph.Groups, pipeline.Group{Name: group, Max: 1})
 		}
 	}
+	if p.endsOnFailure {
+		p.Graph.Groups = append(p.Graph.Groups, pipeline.Group{Name: allJobs, FailFast: true})
+		for i := range p.Graph.Nodes {
+			p.Graph.Nodes[i].Groups = append(p.Graph.Nodes[i].Groups, allJobs)
+		}
+	}
 	for i := range p.Jobs {
 		if l.link(i); p.file.tree.Err != nil {
 			return p.file.tree.Err
@@ -201,6 +251,9 @@ func (p *Pipeline) link(stages []string) error {
 	_, err := pipeline.New(p.Graph)
 	return err
 }
+
+// allJobs is the name of a group of all jobs, which no resource group has.
+const allJobs = "\x00all"
 
 // readRun reads the keys that say when, how often and for how long the job runs.
 func (d *draft) readRun(planned *Planned, node *pipeline.Node, job *Job) {
@@ -232,6 +285,7 @@ func (d *draft) readRun(planned *Planned, node *pipeline.Node, job *Job) {
 	node.Optional = node.MayFail.Any || allowed == nil && valueOfNode(own) == "manual"
 	node.MayFail.Any = node.MayFail.Any || allowed == nil && valueOfNode(own) == "manual"
 	d.readRetry(node)
+	planned.Interruptible = d.yes("interruptible", cmp.Or(find(d.ruling.rule, "interruptible"), d.key("interruptible")), false)
 	if n := d.key("timeout"); n != nil {
 		planned.Timeout = d.duration("timeout", n)
 	}

@@ -235,6 +235,37 @@ b: {script: [echo "$URL"], variables: {URL: none, LINK: "$URL/x", BOTH: file}}
 	}
 }
 
+// A child pipeline may be of files in the directory of --includes. Without it, the job can be left out.
+func TestChildPipelinesOfFilesFromElsewhere(t *testing.T) {
+	const text = `
+p: {trigger: {include: [{project: group/tools, file: child.yml}]}}
+r: {trigger: {include: [{remote: 'https://ci.example/r.yml'}, own.yml]}}
+u: {trigger: {include: https://ci.example/r.yml}}
+`
+	own := project{"own.yml": "o: {script: [x]}\n"}
+	cfg := own.config()
+	cfg.Other = project{
+		"group/tools/child.yml": "include: {local: more.yml}\nc: {script: [x]}\n",
+		"group/tools/more.yml":  "m: {script: [x]}\n", "ci.example/r.yml": "r: {script: [x]}\n",
+	}.open
+	names := func(p *Pipeline) (list []string) {
+		for _, j := range p.Jobs {
+			list = append(list, j.Name)
+		}
+		slices.Sort(list)
+		return list
+	}
+	p := planOf(t, text, cfg)
+	require.Equal(t, []string{"c", "m"}, names(p.Jobs[0].Trigger.Child))
+	require.Equal(t, []string{"o", "r"}, names(p.Jobs[1].Trigger.Child))
+	require.Equal(t, []string{"r"}, names(p.Jobs[2].Trigger.Child))
+
+	p = planOf(t, text, own.config())
+	require.Contains(t, p.Jobs[0].Trigger.Other, "its files are elsewhere; save them in a directory, and name it by --inc")
+	require.Equal(t, []string{"o"}, names(p.Jobs[1].Trigger.Child), "the others are left out")
+	require.Contains(t, p.Jobs[2].Trigger.Other, "--includes")
+}
+
 func TestChildPipelinesOfFilesOfTheProject(t *testing.T) {
 	files := project{
 		"child.yml": "spec: {inputs: {what: {default: x}}}\n---\nc: {script: ['echo $[[ inputs.what ]]'], rules: [{if: " +
@@ -337,6 +368,16 @@ func TestMistakesOfAPipelineHaveAPlace(t *testing.T) {
 		{"j: {script: [x], when: delayed}", `ci.yml:4:1: the job "j" is delayed and has no start_in`},
 		{"j: {script: [x], when: delayed, start_in: x}", `ci.yml:4:43: start_in: write a time such as`},
 		{"j: {script: [x], when: sometimes}", `ci.yml:4:24: when is one of`},
+		{"workflow: {auto_cancel: x}\nj: {script: [x]}", `ci.yml:4:25: auto_cancel is a mapping with on_new_commit or`},
+		{
+			"workflow: {auto_cancel: {on_new_commit: x}}\nj: {script: [x]}",
+			`ci.yml:4:41: on_new_commit is one of conservative, interruptible, none`,
+		},
+		{
+			"workflow: {auto_cancel: {on_job_failure: some}}\nj: {script: [x]}",
+			`ci.yml:4:42: on_job_failure is one of none, all`,
+		},
+		{"j: {script: [x], interruptible: maybe}", `ci.yml:4:33: interruptible is true or false`},
 		{"j: {script: [x], retry: 3}", `ci.yml:4:25: retry must be a number from 0 to 2`},
 		{"j: {script: [x], retry: {max: x}}", `ci.yml:4:31: retry must be a whole number, not a text`},
 		{"j: {script: [x], retry: {mix: 1}}", `ci.yml:4:26: `},

@@ -16,7 +16,7 @@ type Trigger struct {
 	Child *Pipeline
 	// Made says that the pipeline is of files that other jobs make; see [Pipeline.Made].
 	Made bool
-	// Other describes another pipeline: one of another project.
+	// Other describes a pipeline that cannot run here: one of another project, or of files that are not here.
 	Other string
 	// Depend says that the job has the outcome of the pipeline. Without it, the job succeeds once that has begun.
 	Depend bool
@@ -61,9 +61,21 @@ func (d *draft) readTrigger(planned *Planned, job *Job) {
 				t.failf(item, "include: artifact needs job, the name of the job that makes the file")
 			}
 		}
+	case d.file.cfg.Other == nil && !slices.ContainsFunc(itemsOf(include), func(item *yaml.Node) bool {
+		return !isElsewhere(item)
+	}):
+		trigger.Other = "its files are elsewhere; save them in a directory, and name it by --includes"
 	default:
 		trigger.Child = d.child(n, include, job, nil)
 	}
+}
+
+// isElsewhere reports whether an entry of include names files that are not of this project.
+func isElsewhere(entry *yaml.Node) bool {
+	if entry.Kind == yaml.ScalarNode {
+		return strings.Contains(entry.Value, "://")
+	}
+	return slices.ContainsFunc(kinds, func(kind string) bool { return find(entry, kind) != nil })
 }
 
 // ReadArtifact reads a file of the artifacts of a job.

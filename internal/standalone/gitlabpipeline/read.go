@@ -19,7 +19,17 @@ func Read(src standalone.Source) (*whole.Pipeline, error) {
 	if err != nil {
 		return nil, err
 	}
-	return convert(p), nil
+	to := convert(p)
+	if ref, commit := p.Variable("CI_COMMIT_REF_NAME"), p.Variable("CI_COMMIT_SHA"); ref != "" && commit != "" {
+		to.Series, to.Version = p.Variable("CI_PIPELINE_SOURCE")+" "+ref, commit
+		to.Newer = newer[p.OnNewCommit]
+	}
+	return to, nil
+}
+
+// newer has the values of auto_cancel: on_new_commit.
+var newer = map[string]whole.Newer{
+	"conservative": whole.EndUnlessStarted, "interruptible": whole.EndInterruptible, "none": whole.EndNothing,
 }
 
 // convert returns p and its child pipelines in the form of package whole.
@@ -28,7 +38,7 @@ func convert(p *standalone.Pipeline) *whole.Pipeline {
 	for i, j := range p.Jobs {
 		job := &whole.Job{
 			Name: j.Name, Base: j.Base, Stage: j.Stage, When: j.When, Timeout: j.Timeout, Lock: j.ResourceGroup,
-			Notices:  j.Notices,
+			Notices: j.Notices, Interruptible: j.Interruptible,
 			Warnings: standalone.Problems(j.Warnings),
 			Prepare:  func(before []whole.Before) (*carry.Prepared, error) { return prepare(p, i, before) },
 		}

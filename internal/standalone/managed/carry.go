@@ -272,6 +272,9 @@ func (e executor) Execute(ctx, _ context.Context, a *carry.Attempt) (_ *carry.Ou
 	return a.GatherFrom(ctx, file, report)
 }
 
+// The reasons of builds that took too long and that were canceled, in GitLab's words.
+const timedOut, canceled = "job_execution_timeout", "job_canceled"
+
 // reportOf returns the result of a build as that of a job.
 func reportOf(r *pb.Result) *standalone.Report {
 	report := &standalone.Report{Status: whole.Failure}
@@ -281,9 +284,9 @@ func reportOf(r *pb.Result) *standalone.Report {
 	case pb.ScriptFailure:
 		code := int(r.GetExitCode())
 		report.Reason, report.ExitCode = standalone.Script, &code
-	case whole.TimedOut:
+	case timedOut:
 		report.Reason = standalone.TimedOut
-	case "job_canceled":
+	case canceled:
 		report.Status = whole.Cancelled
 	default:
 		report.Reason = standalone.System

@@ -22,18 +22,20 @@ type carrier struct {
 	pipeline *Pipeline
 	plan     *pipeline.Plan
 	prefix   string
+	// anew says that no job of the pipeline has the result of an earlier run.
+	anew bool
 	// done has the results of the jobs. Only the job itself and, for its status, the scheduler write its entry, and only
 	// jobs that wait for it read that.
 	done []made
 }
 
-// TimedOut is the reason of the failure of a job that took too long.
-const TimedOut = "job_execution_timeout"
+// lateReason is the reason of the failure of a job that took too long, and timedOut says that to people.
+const lateReason, timedOut = "job_execution_timeout", "timed out"
 
 // The reasons of failures, in GitLab's words.
 var reasons = map[standalone.Reason]string{
 	standalone.Script:   "script_failure",
-	standalone.TimedOut: TimedOut,
+	standalone.TimedOut: lateReason,
 	standalone.System:   "runner_system_failure",
 	standalone.Invalid:  "runner_system_failure",
 }
@@ -43,8 +45,9 @@ var errJob = errors.New("the job failed")
 
 // The exit codes of jobs that have none of a script, as those of the program.
 const (
-	exitSystem  = 3
-	exitTimeout = 124
+	exitSystem   = 3
+	exitTimeout  = 124
+	exitReplaced = 125
 )
 
 // exitCode returns the exit code of a job that failed.
@@ -63,7 +66,7 @@ func exitCode(report *standalone.Report) int {
 // Carry carries out an attempt of a job.
 func (c *carrier) Carry(ctx context.Context, node, attempt int) pipeline.Result {
 	job := c.pipeline.Jobs[node]
-	if k, ok := c.store.find(c.name(node)); ok {
+	if k, ok := c.earlier(node); ok {
 		result := &c.done[node]
 		if result.values, result.resumed = k.Values, true; !k.Archive.IsZero() {
 			result.archive = k.Archive
@@ -71,26 +74,34 @@ func (c *carrier) Carry(ctx context.Context, node, attempt int) pipeline.Result 
 		}
 		return pipeline.Result{}
 	}
+	run := func(ctx context.Context) pipeline.Result { return replaced(c.attempt(ctx, node, attempt)) }
+	if job.Trigger != nil {
+		run = func(ctx context.Context) pipeline.Result { return c.start(ctx, node) }
+	}
 	switch {
 	case job.Open != nil:
 		return c.open(ctx, node)
-	case job.Trigger != nil:
-		return c.start(ctx, node)
 	case job.Group == "":
-		return c.attempt(ctx, node, attempt)
+		return run(ctx)
 	}
-	ctx, leave, err := c.groups.enter(ctx, job.Group, job.CancelInProgress)
+	if job.Group == c.group {
+		return pipeline.Result{As: pipeline.Cancelled, Why: waitsForItself, ExitCode: exitInvalid}
+	}
+	own, leave, err := c.enter(ctx, job.Group, job.CancelInProgress, errNewerJob, c.teller(node))
 	if err != nil {
-		return replaced(pipeline.Result{Err: err})
+		return replaced(c.ended(ctx, node, nil, err))
 	}
 	defer leave()
-	return replaced(c.attempt(ctx, node, attempt))
+	return run(own)
 }
 
-// replaced returns the result of a job of a group: that of a job which another one has replaced says so.
+// waitsForItself is the reason of a job that does not run because of its group.
+const waitsForItself = "its concurrency group is that of the workflow, for which it would wait without end"
+
+// replaced returns the result of a job: that of a job which ended because of a newer job or run says so.
 func replaced(r pipeline.Result) pipeline.Result {
-	if errors.Is(r.Err, errReplaced) {
-		r.As, r.Why = pipeline.Cancelled, errReplaced.Error()
+	if cause := newerIn(r.Err); cause != nil {
+		r.As, r.Why, r.ExitCode = pipeline.Cancelled, cause.Error(), exitReplaced
 	}
 	return r
 }
@@ -114,6 +125,8 @@ func (c *carrier) attempt(ctx context.Context, node, number int) pipeline.Result
 		return pipeline.Result{Err: context.Cause(ctx)}
 	}
 	defer func() { <-c.slots }()
+	ctx, end := c.redundant.start(ctx, c.pipeline.Jobs[node])
+	defer end()
 	report, err := c.carry(ctx, node, number)
 	return c.ended(ctx, node, report, err)
 }
@@ -121,6 +134,8 @@ func (c *carrier) attempt(ctx context.Context, node, number int) pipeline.Result
 // ended returns the result of an attempt. err says that this machine could not carry it out.
 func (c *carrier) ended(ctx context.Context, node int, report *standalone.Report, err error) pipeline.Result {
 	switch {
+	case newerIn(err) != nil:
+		return pipeline.Result{Err: err}
 	case err != nil && ctx.Err() != nil:
 		return pipeline.Result{Err: context.Cause(ctx)}
 	case err != nil:
@@ -133,9 +148,14 @@ func (c *carrier) ended(ctx context.Context, node int, report *standalone.Report
 	case report.Status == Cancelled:
 		return pipeline.Result{Err: errJob, As: pipeline.Cancelled, Why: Cancelled}
 	}
-	return pipeline.Result{
+	result := pipeline.Result{
 		Err: cmp.Or(context.Cause(ctx), errJob), ExitCode: exitCode(report), Reason: reasons[report.Reason],
 	}
+	if report.Reason == standalone.TimedOut && c.pipeline.Jobs[node].LateIsCancelled &&
+		!c.pipeline.Graph.Nodes[node].MayFail.Any {
+		result.As, result.Why = pipeline.Cancelled, timedOut
+	}
+	return result
 }
 
 // start runs a child pipeline. A job that does not depend on it has succeeded at once.
@@ -144,7 +164,10 @@ func (c *carrier) start(ctx context.Context, node int) pipeline.Result {
 	child := trigger.Child
 	if trigger.Read != nil {
 		var err error
-		if child, err = trigger.Read(c.before(node), c.artifactFor(ctx, node)); err == nil {
+		if child, err = trigger.Read(c.before(node), c.artifactFor(ctx, node)); err == nil && trigger.choice != nil {
+			err = child.Choose(*trigger.choice)
+		}
+		if err == nil {
 			err = Check(child)
 		}
 		if err != nil {
@@ -157,19 +180,29 @@ func (c *carrier) start(ctx context.Context, node int) pipeline.Result {
 		return pipeline.Result{Err: errJob, ExitCode: 1}
 	}
 	run := func(ctx context.Context) pipeline.Result {
-		report, err := c.run(ctx, child, c.name(node)+Separator)
+		jobs, ended, err := c.carryOut(ctx, child, c.name(node)+Separator, c.anew)
 		if err != nil {
 			c.system(err)
 			return pipeline.Result{Err: err, ExitCode: exitSystem, Reason: reasons[standalone.System]}
 		}
+		report := jobs.report(ended)
 		c.mu.Lock()
 		c.reports[c.name(node)] = report
 		c.mu.Unlock()
+		if trigger.Values != nil {
+			if c.done[node].values, err = trigger.Values(jobs.byEnd(ended)); err != nil {
+				c.teller(node)(err.Error())
+				return pipeline.Result{Err: err, ExitCode: exitInvalid}
+			}
+			if report.Status == Cancelled {
+				return pipeline.Result{Err: errJob, As: pipeline.Cancelled, ExitCode: report.ExitCode}
+			}
+		}
 		if report.Status != Success {
 			return pipeline.Result{Err: errJob, ExitCode: report.ExitCode}
 		}
 		if report.isComplete() {
-			c.store.keep(kept{Name: c.name(node)})
+			c.store.keep(kept{Name: c.name(node), Values: c.done[node].values})
 		}
 		return pipeline.Result{}
 	}
@@ -258,7 +291,7 @@ func (c *carrier) before(node int) (all []Before) {
 // describe describes a job that has ended.
 func (c *carrier) describe(node int) Before {
 	job, done := c.pipeline.Jobs[node], &c.done[node]
-	return Before{job.Name, job.Base, done.status.State, done.status.Result.Reason, done.values}
+	return Before{job.Name, job.Base, done.status.State, done.values}
 }
 
 // artifactFor returns a function that reads artifacts of the jobs that a job waits for.

@@ -15,6 +15,8 @@ type Choice struct {
 	Job string
 	// Stages, if not empty, are the only stages that run. Skip are jobs that do not run.
 	Stages, Skip []string
+	// SkipTriggers leaves out the jobs that start pipelines which cannot run here, also in child pipelines.
+	SkipTriggers bool
 	// Manual are manual jobs that run, as if somebody had started them.
 	Manual []string
 	// WaitDelayed says that delayed jobs wait for their time. Otherwise they start at once, with a notice.
@@ -33,6 +35,9 @@ func (p *Pipeline) Choose(c Choice) (err error) {
 	for i, j := range p.Jobs {
 		keep[i] = len(c.Stages) == 0 || slices.Contains(c.Stages, j.Stage)
 	}
+	if c.Job != "" || len(c.Stages)+len(c.Skip) > 0 {
+		p.Series = "" // it is not the pipeline of its commit
+	}
 	for _, stage := range c.Stages {
 		if !slices.Contains(p.Graph.Stages, stage) {
 			return fmt.Errorf("there is no stage%s%s", lang.QuoteName(stage),
@@ -47,6 +52,9 @@ func (p *Pipeline) Choose(c Choice) (err error) {
 		for _, i := range builds {
 			keep[i] = false
 		}
+	}
+	if err := p.chooseBelow(c, keep); err != nil {
+		return err
 	}
 	for _, name := range c.Manual {
 		builds, err := p.named(name)
@@ -69,6 +77,24 @@ func (p *Pipeline) Choose(c Choice) (err error) {
 		p.startDelayed()
 	}
 	p.keep(keep)
+	return nil
+}
+
+// chooseBelow chooses the jobs of the pipelines that jobs start.
+func (p *Pipeline) chooseBelow(c Choice, keep []bool) error {
+	below := Choice{SkipTriggers: c.SkipTriggers, WaitDelayed: c.WaitDelayed}
+	for i, j := range p.Jobs {
+		if j.Trigger == nil {
+			continue
+		}
+		keep[i] = keep[i] && !(c.SkipTriggers && j.Trigger.Other != "")
+		j.Trigger.choice = &below
+		if child := j.Trigger.Child; child != nil {
+			if err := child.Choose(below); err != nil {
+				return err
+			}
+		}
+	}
 	return nil
 }
 

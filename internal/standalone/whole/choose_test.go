@@ -74,3 +74,26 @@ gone: {extends: .s, rules: [{if: $GONE}]}
 		require.ErrorContains(t, planOf(t, text).Choose(choice), want)
 	}
 }
+
+// Jobs that start pipelines of other projects are left out, also in child pipelines, and the others do not wait for them.
+func TestTriggersThatCannotRunAreLeftOut(t *testing.T) {
+	tr := newTrial(t, files{
+		"child.yml": "out: {trigger: group/other}\nc: {stage: deploy, script: [':']}\n" +
+			"late: {script: [':'], when: delayed, start_in: 1 week}\n",
+	})
+	p := tr.read(`
+make: {stage: build, script: ['echo "out: {trigger: g/p}" > made.yml; echo "d: {script: [x]}" >> made.yml'],
+  artifacts: {paths: [made.yml]}}
+out: {stage: build, trigger: {project: group/project}}
+child: {trigger: {include: child.yml, strategy: depend}}
+made: {trigger: {include: [{artifact: made.yml, job: make}], strategy: depend}, allow_failure: true}
+after: {stage: deploy, needs: [out, child], script: [':']}
+`)
+	require.ErrorContains(t, whole.Check(p), "leave the job out by --skip, or all such jobs by --skip-trigger")
+	require.NoError(t, p.Choose(whole.Choice{SkipTriggers: true}))
+	report, err := whole.Run(t.Context(), t.Context(), p, tr.cfg)
+	require.NoError(t, err)
+	require.Equal(t, "make success, child success, made warning, after success, out left out (not chosen)", told(report))
+	require.Equal(t, "late success, c success, out left out (not chosen)", told(report.Jobs[1].Child))
+	require.Equal(t, "d failed, out left out (not chosen)", told(report.Jobs[2].Child))
+}

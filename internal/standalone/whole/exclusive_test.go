@@ -29,7 +29,7 @@ func TestGroupsHaveOneJobThatRunsAndOneThatWaits(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				var g groups
+				g := &runner{dir: t.TempDir()}
 				var mu sync.Mutex
 				var got []string
 				begin := time.Now()
@@ -38,18 +38,18 @@ func TestGroupsHaveOneJobThatRunsAndOneThatWaits(t *testing.T) {
 					all.Go(func() {
 						pause.For(t.Context(), at)
 						how := "ran"
-						ctx, leave, err := g.enter(t.Context(), group, tt.cancels)
+						ctx, leave, err := g.enter(t.Context(), group, tt.cancels, errNewerJob, func(string) {})
 						if err == nil {
 							err = pause.For(ctx, 10*time.Second)
 							leave()
 						}
 						if err != nil {
-							require.ErrorIs(t, err, errReplaced)
+							require.ErrorIs(t, err, errNewerJob)
 							how = "replaced"
 						}
 						mu.Lock()
 						defer mu.Unlock()
-						got = append(got, job+" "+how+" "+time.Since(begin).String())
+						got = append(got, job+" "+how+" "+time.Since(begin).Round(time.Second).String())
 					})
 				}
 				for i, job := range []string{"first", "other", "second", "third", "fourth", "fifth"} {
@@ -60,7 +60,6 @@ func TestGroupsHaveOneJobThatRunsAndOneThatWaits(t *testing.T) {
 					start(time.Duration(i+1)*time.Second, job, group)
 				}
 				all.Wait()
-				require.Empty(t, g.all)
 				slices.Sort(got)
 				slices.Sort(tt.want)
 				require.Equal(t, tt.want, got)
@@ -72,18 +71,18 @@ func TestGroupsHaveOneJobThatRunsAndOneThatWaits(t *testing.T) {
 // A job that is stopped while it waits leaves the group to others.
 func TestAStoppedJobLeavesItsGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var g groups
-		_, leave, err := g.enter(t.Context(), "g", false)
+		g, said := &runner{dir: t.TempDir()}, ""
+		tell := func(text string) { said += text }
+		_, leave, err := g.enter(t.Context(), "g", false, errNewerJob, tell)
 		require.NoError(t, err)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		_, _, err = g.enter(ctx, "g", false)
+		_, _, err = g.enter(ctx, "g", false, errNewerJob, tell)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		leave()
-		_, leave, err = g.enter(t.Context(), "g", false)
+		require.Equal(t, `waits for the concurrency group "g", which another one on this machine has`, said)
+		_, leave, err = g.enter(t.Context(), "g", false, errNewerJob, tell)
 		require.NoError(t, err)
 		leave()
-		leave() // a second call does no harm
-		require.Empty(t, g.all)
 	})
 }

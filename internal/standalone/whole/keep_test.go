@@ -141,12 +141,15 @@ hand: {stage: .post, script: ['echo said hand $(cat out)'], when: manual}
 	tr.cfg.Files = slices.DeleteFunc(tr.cfg.Files, func(name string) bool { return name == "broken" })
 	tr.cfg.Resume = true
 	clear(tr.logs)
+	tr.said = nil
 	report := tr.run(t.Context(), strings.ReplaceAll(text, "said last", "said better")) // another script, the same graph
 	require.Equal(t, "make success (ran earlier), child success (ran earlier), use success, skip success, "+
 		"hand blocked (manual)", told(report))
 	require.Equal(t, []string{"1 b", "better"}, []string{tr.lines("use"), tr.lines("skip")})
 	require.NotContains(t, tr.logs, "make")
 	require.NotContains(t, tr.logs, "child / good")
+	require.Equal(t, []string{`the jobs that ran earlier keep their results, and these files have changed or were written ` +
+		`since: "broken"; without --resume all jobs run`}, tr.said)
 
 	p = tr.read(text)
 	require.NoError(t, p.Choose(whole.Choice{Manual: []string{"hand"}}))
@@ -180,6 +183,36 @@ a: {script: ['! test -e broken']}
 	tr.cfg.Resume, tr.cfg.Files = true, nil
 	report = tr.run(t.Context(), text)
 	require.Equal(t, "hand success (ran earlier), later success (ran earlier), a success", told(report))
+}
+
+// A resumed run compares the files with those of the first run, and says no more than a few names.
+func TestResumeNamesTheFilesThatHaveChanged(t *testing.T) {
+	project := files{}
+	for _, name := range []string{"a", "b", "c", "d", "e", "f", "g", "h"} {
+		project[name] = "old"
+	}
+	tr := newTrial(t, project).keeping()
+	const text = "a: {stage: build, script: [':']}\nb: {script: [exit 1]}\n"
+	tr.each(text)
+	tr.cfg.Resume = true
+	tr.each(text)
+	require.Empty(t, tr.said)
+	for name := range project {
+		tr.write(name, "newer")
+	}
+	for range 2 {
+		tr.each(text)
+		require.Len(t, tr.said, 1)
+		require.Contains(t, tr.said[0], `have changed or were written since: "a", "b", "c", "d", "e" and 3 more; without`)
+	}
+	require.NoError(t, filepath.WalkDir(tr.cfg.StateDir, func(path string, _ os.DirEntry, err error) error {
+		if filepath.Base(path) == "files" {
+			return os.WriteFile(path, []byte("x"), 0o600)
+		}
+		return err
+	}))
+	tr.each(text)
+	require.Contains(t, tr.said[0], "files of the project may have changed since the jobs ran that do not run again: ")
 }
 
 // A run that was killed may leave half a line, and archives may be gone.

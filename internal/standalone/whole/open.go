@@ -27,14 +27,15 @@ func (c *carrier) open(ctx context.Context, node int) pipeline.Result {
 	if c.abort.Err() != nil {
 		return pipeline.Result{Err: context.Cause(ctx), As: pipeline.Cancelled}
 	}
-	cut := ctx.Err() != nil
+	cut, anew := ctx.Err() != nil, c.isAnew(node)
+	c.done[node].anew = true
 	opened, err := c.pipeline.Jobs[node].Open(c.before(node), cut, c.teller(node))
 	if err != nil {
 		c.teller(node)(err.Error())
 		return pipeline.Result{Err: err, ExitCode: exitInvalid}
 	}
 	if opened.Skip != "" {
-		c.done[node].values = opened.Values(nil)
+		c.done[node].values, c.done[node].anew = opened.Values(nil), anew
 		as := pipeline.Skipped
 		if cut {
 			as = pipeline.Cancelled
@@ -43,18 +44,23 @@ func (c *carrier) open(ctx context.Context, node int) pipeline.Result {
 	}
 	life, end := c.keep(ctx, opened.Keeps)
 	defer end()
-	builds, run, err := c.carryOut(life, opened.Builds, c.prefix)
+	if anew {
+		c.forget(opened.Builds)
+	}
+	builds, run, err := c.carryOut(life, opened.Builds, c.prefix, anew)
 	if err != nil {
 		c.system(err)
 		return pipeline.Result{Err: err, ExitCode: exitSystem, Reason: reasons[standalone.System]}
 	}
-	c.done[node].report, c.done[node].values = builds.report(run), opened.Values(builds.byEnd(run))
+	report := builds.report(run)
+	c.done[node].report, c.done[node].values = report, opened.Values(builds.byEnd(run))
+	c.done[node].anew = anew || slices.ContainsFunc(builds.done, func(m made) bool { return !m.resumed })
 	if failed, ok := run.Failed(); ok {
 		r := run.Status(failed).Result
 		return pipeline.Result{Err: errJob, ExitCode: r.ExitCode, Reason: r.Reason}
 	}
-	if run.Count(pipeline.Cancelled) > 0 {
-		return pipeline.Result{Err: errJob, As: pipeline.Cancelled}
+	if report.Status == Cancelled {
+		return pipeline.Result{Err: errJob, As: pipeline.Cancelled, ExitCode: report.ExitCode}
 	}
 	return pipeline.Result{}
 }

@@ -19,6 +19,14 @@ type Pipeline struct {
 	Left []Left
 	// Out names the part of the text by which there is no pipeline: then it has no jobs. Otherwise it is empty.
 	Out string
+	// Group is a group of which one run on this machine runs and one waits. A newer run replaces the one that waits and,
+	// with CancelInProgress, the one that runs. It is empty if other runs do not matter.
+	Group            string
+	CancelInProgress bool
+	// Series names the runs on this machine of which a newer one with another Version makes an older one redundant, and
+	// Newer says what that ends. Without a Series the run neither ends others nor is ended.
+	Series, Version string
+	Newer           Newer
 
 	original string // the digest of the pipeline before a choice
 }
@@ -35,6 +43,9 @@ type Job struct {
 	Lock string
 	// Timeout bounds an attempt of the job. Zero if the job is not bounded.
 	Timeout time.Duration
+	// LateIsCancelled says that the job counts as cancelled if it takes too long, unless it may fail. Otherwise it counts as
+	// failed.
+	LateIsCancelled bool
 	// Notices are about parts of the job that have no effect, and Warnings about scripts and values that may not mean
 	// what their author expects.
 	Notices  []string
@@ -49,10 +60,12 @@ type Job struct {
 	// before are the jobs that it needs; cancelled says that the run was cancelled. say shows a line about the job; it may
 	// be called after Open, and by several goroutines at once.
 	Open func(before []Before, cancelled bool, say func(line string)) (*Opened, error)
+	// Interruptible says that a newer run may end the job while it runs.
+	Interruptible bool
 	// Builds are the names of the builds of a job that opens, as far as they are known before. They are for people.
 	Builds []string
-	// Group is a group of which one job runs and one waits. A newer job replaces the one that waits and, with
-	// CancelInProgress, the one that runs. It is empty if other jobs may run at the same time.
+	// Group is a group of which one job on this machine runs and one waits, as that of a Pipeline. It is empty if other
+	// jobs may run at the same time.
 	Group            string
 	CancelInProgress bool
 }
@@ -68,8 +81,6 @@ type Left struct {
 type Before struct {
 	Name, Base string
 	State      pipeline.State
-	// Reason is that of a failure: TimedOut or another word.
-	Reason string
 	// Values are the values that the job has given.
 	Values map[string]string
 }
@@ -84,6 +95,11 @@ type Trigger struct {
 	Other string
 	// Depend says that the job has the outcome of the pipeline. Without it, the job succeeds once that has begun.
 	Depend bool
+	// Values returns the values that the job gives to others, from those of the pipeline's jobs. The job then is cancelled
+	// if the pipeline was. May be nil.
+	Values func(jobs []Before) (map[string]string, error)
+
+	choice *Choice // of the jobs of the pipeline that Read reads; nil for all
 }
 
 // ReadArtifact reads a file of the artifacts of a job that has ended, and that the job which reads it waits for.

@@ -20,7 +20,9 @@ type Report struct {
 	Name string `json:"name,omitempty"`
 	// Status is success, failure or cancelled. A pipeline with jobs that wait for a manual one is a success.
 	Status string `json:"status"`
-	// ExitCode is that of the first job that failed.
+	// Why says in a few words why a pipeline was cancelled by another one.
+	Why string `json:"why,omitempty"`
+	// ExitCode is that of the first job that failed or, without one, of the first that timed out or was replaced.
 	ExitCode int         `json:"exit_code"`
 	Jobs     []JobReport `json:"jobs"`
 	// Wall is the time of the pipeline in seconds, Busy the sum of the times of its jobs.
@@ -38,7 +40,7 @@ type JobReport struct {
 	Name     string    `json:"name"`
 	Stage    string    `json:"stage,omitempty"`
 	Status   string    `json:"status"`
-	Why      string    `json:"why,omitempty"` // of a job that did not run, or ran in the run that is resumed
+	Why      string    `json:"why,omitempty"` // of a job that did not run to its end, or ran in the run that is resumed
 	Attempts int       `json:"attempts,omitempty"`
 	ExitCode *int      `json:"exit_code,omitempty"`
 	Started  time.Time `json:"started,omitzero"`
@@ -73,9 +75,7 @@ func (c *carrier) report(run *pipeline.Progress) *Report {
 			r.Jobs = append(r.Jobs, c.jobReport(run, i))
 		}
 	}
-	for _, l := range c.pipeline.Left {
-		r.Jobs = append(r.Jobs, JobReport{Name: l.Name, Stage: l.Stage, Status: LeftOut, Why: l.Why})
-	}
+	r.addLeft(c.pipeline)
 	for _, node := range run.CriticalPath() {
 		if builds := c.done[node].report; builds != nil {
 			r.CriticalPath = append(r.CriticalPath, builds.CriticalPath...)
@@ -87,9 +87,28 @@ func (c *carrier) report(run *pipeline.Progress) *Report {
 	if node, ok := run.Failed(); ok {
 		r.Status, r.ExitCode = Failure, run.Status(node).Result.ExitCode
 	} else if run.Count(pipeline.Cancelled) > 0 {
-		r.Status = Cancelled
+		r.Status, r.ExitCode = Cancelled, c.cutCode()
 	}
 	return r
+}
+
+// addLeft adds the jobs that a pipeline does not have.
+func (r *Report) addLeft(p *Pipeline) {
+	for _, l := range p.Left {
+		r.Jobs = append(r.Jobs, JobReport{Name: l.Name, Stage: l.Stage, Status: LeftOut, Why: l.Why})
+	}
+}
+
+// cutCode returns the exit code of the first job that timed out or was replaced, or 0.
+func (c *carrier) cutCode() (code int) {
+	var first time.Time
+	for _, m := range c.done {
+		s := m.status
+		if s.State == pipeline.Cancelled && s.Result.ExitCode != 0 && (code == 0 || s.Ended.Before(first)) {
+			code, first = s.Result.ExitCode, s.Ended
+		}
+	}
+	return code
 }
 
 // jobReport returns the report of a job that has ended.
@@ -109,7 +128,11 @@ func (c *carrier) jobReport(run *pipeline.Progress, node int) JobReport {
 	if !r.Started.IsZero() {
 		r.Duration = r.Finished.Sub(r.Started).Seconds()
 	}
-	if s.State.Ran() {
+	late := s.Result.Reason == lateReason && s.State != pipeline.Succeeded
+	if late {
+		r.Why = timedOut
+	}
+	if s.State.Ran() || late {
 		code := s.Result.ExitCode
 		r.ExitCode = &code
 	}

@@ -70,7 +70,9 @@ type runner struct {
 	tracked  func() map[string]bool // the files of the project
 	slots    chan struct{}
 	children sync.WaitGroup // of child pipelines that no job waits for
-	groups   groups
+	group    string         // of the run
+
+	redundant redundancy
 
 	mu      sync.Mutex         // guards the following
 	systems []error            // failures of this machine
@@ -85,7 +87,7 @@ func Run(ctx, abort context.Context, p *Pipeline, cfg Config) (report *Report, e
 		return nil, err
 	}
 	r := &runner{
-		cfg: cfg, life: ctx, abort: abort, told: map[string]bool{}, reports: map[string]*Report{},
+		cfg: cfg, abort: abort, told: map[string]bool{}, reports: map[string]*Report{}, group: p.Group,
 		slots: make(chan struct{}, max(cfg.Slots, 1)),
 	}
 	r.tracked = sync.OnceValue(func() map[string]bool {
@@ -113,6 +115,17 @@ func Run(ctx, abort context.Context, p *Pipeline, cfg Config) (report *Report, e
 			return nil, err
 		}
 	}
+	ctx, leave, err := r.begin(ctx, p)
+	switch {
+	case newerIn(err) != nil:
+		return p.notRun(err.Error(), exitReplaced), nil
+	case err != nil && ctx.Err() != nil:
+		return p.notRun("", 0), nil
+	case err != nil:
+		return nil, err
+	}
+	defer leave()
+	r.life = ctx
 	if r.store, err = openStore(ctx, p.original, cfg); err != nil {
 		return nil, err
 	}
@@ -126,6 +139,9 @@ func Run(ctx, abort context.Context, p *Pipeline, cfg Config) (report *Report, e
 	r.children.Wait()
 	err = errors.Join(append(r.systems, err)...)
 	if report != nil {
+		if cause := newerIn(context.Cause(ctx)); cause != nil {
+			report.replace(cause)
+		}
 		r.attach(report, "")
 		if cfg.WithTests {
 			report.Tests = r.tests.document()
@@ -160,7 +176,7 @@ func Check(p *Pipeline) error {
 		}
 		if j.Trigger.Other != "" {
 			return fmt.Errorf("the job %.64q starts another pipeline, which is not possible here: %s; leave the job out "+
-				"by --skip", j.Name, j.Trigger.Other)
+				"by --skip, or all such jobs by --skip-trigger", j.Name, j.Trigger.Other)
 		}
 		if j.Trigger.Child == nil {
 			continue
@@ -184,19 +200,22 @@ func (r *runner) pack(ctx context.Context) (carry.Archive, error) {
 
 // run runs one pipeline. prefix stands before the names of its jobs.
 func (r *runner) run(ctx context.Context, p *Pipeline, prefix string) (*Report, error) {
-	c, end, err := r.carryOut(ctx, p, prefix)
+	c, end, err := r.carryOut(ctx, p, prefix, false)
 	if err != nil {
 		return nil, err
 	}
 	return c.report(end), nil
 }
 
-// carryOut carries the jobs of a pipeline out.
-func (r *runner) carryOut(ctx context.Context, p *Pipeline, prefix string) (*carrier, *pipeline.Progress, error) {
+// carryOut carries the jobs of a pipeline out. anew says that jobs run again that have run in the run that is resumed.
+func (r *runner) carryOut(
+	ctx context.Context, p *Pipeline, prefix string, anew bool,
+) (*carrier, *pipeline.Progress, error) {
+	c := &carrier{runner: r, pipeline: p, prefix: prefix, anew: anew, done: make([]made, len(p.Jobs))}
 	graph := p.Graph
 	graph.Nodes = slices.Clone(graph.Nodes)
 	for i := range graph.Nodes {
-		if _, ran := r.store.find(prefix + p.Jobs[i].Name); ran { // it waits for its needs only
+		if _, ran := c.earlier(i); ran { // it waits for its needs only
 			n := &graph.Nodes[i]
 			n.Manual, n.Delay, n.Groups, n.Free = false, 0, nil, true
 		}
@@ -211,7 +230,7 @@ func (r *runner) carryOut(ctx context.Context, p *Pipeline, prefix string) (*car
 	for _, j := range p.Jobs {
 		r.notices(prefix+j.Name, j.Notices)
 	}
-	c := &carrier{runner: r, pipeline: p, plan: plan, prefix: prefix, done: make([]made, len(p.Jobs))}
+	c.plan = plan
 	play, leave := r.cfg.Plays.join(c)
 	defer leave()
 	end := plan.Run(ctx, c, pipeline.Config{
@@ -255,4 +274,5 @@ type made struct {
 	archive carry.Archive
 	values  map[string]string
 	resumed bool // the job ran in an earlier run
+	anew    bool // a job that opens, or one before it, has run in this run
 }

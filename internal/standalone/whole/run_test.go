@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
 	"github.com/stepmux/stepmux/internal/standalone/gitlabpipeline"
 	"github.com/stepmux/stepmux/internal/standalone/whole"
 )
@@ -24,6 +25,8 @@ import (
 type trial struct {
 	t   testing.TB
 	cfg whole.Config
+	// given are predefined variables.
+	given []gitlabci.Variable
 
 	mu   sync.Mutex // guards the following
 	logs map[string]*bytes.Buffer
@@ -69,6 +72,7 @@ func (tr *trial) read(text string) *whole.Pipeline {
 	tr.t.Helper()
 	p, err := gitlabpipeline.Read(standalone.Source{
 		Name: "ci.yml", Text: []byte(text), Format: standalone.GitLabCI, WorkDir: tr.cfg.WorkDir,
+		Predefined: tr.given,
 	})
 	require.NoError(tr.t, err)
 	return p
@@ -169,7 +173,7 @@ e: {stage: .post, script: [":"], when: always}
 slow: {stage: build, script: [sleep 600], timeout: 1s, needs: [], allow_failure: true}
 gone: {script: [":"], rules: [{if: $GONE}]}
 `)
-	require.Equal(t, `a failed, slow warning, b skipped ("a": failed), c success, d skipped ("a": failed), e success, `+
+	require.Equal(t, `a failed, slow warning (timed out), b skipped ("a": failed), c success, d skipped ("a": failed), e success, `+
 		`gone left out (rules)`, told(report))
 	require.Equal(t, []any{whole.Failure, 7, 3}, []any{report.Status, report.ExitCode, report.Jobs[0].Attempts})
 	require.Equal(t, 124, *report.Jobs[1].ExitCode)

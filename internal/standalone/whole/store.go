@@ -22,8 +22,9 @@ import (
 	"github.com/stepmux/stepmux/remote/jobcache"
 )
 
-// The files in the directory of a store: a line of JSON for each job that succeeded, after one with the header.
-const doneFile = "done"
+// The files in the directory of a store. doneFile has a line of JSON for each job that succeeded, after one with the
+// header. stampsFile has the stamps of the files of the project when the first of these jobs started.
+const doneFile, stampsFile = "done", "files"
 
 // maxLine bounds a line of doneFile, in bytes: more than the values of a job may have.
 const maxLine = 1 << 20
@@ -43,6 +44,8 @@ type kept struct {
 	Values map[string]string `json:"values,omitempty"`
 	// Archive has the artifacts. It is a file of the store.
 	Archive carry.Archive `json:"archive,omitzero"`
+	// Again says that the job has started again: what was kept before does not count any more.
+	Again bool `json:"again,omitempty"`
 }
 
 // store keeps the jobs of a run that succeeded, for a run that resumes it. Other processes do not use its directory: it
@@ -101,11 +104,11 @@ func openStore(ctx context.Context, digest string, cfg Config) (_ *store, err er
 		return nil, err
 	}
 	if cfg.Resume {
+		s.tellChanged(cfg)
 		_, err = s.log.WriteString("\n") // ends a line that is not complete
-	} else {
-		err = s.write(header{digest})
+		return s, err
 	}
-	return s, err
+	return s, errors.Join(s.write(header{digest}), s.writeStamps(cfg))
 }
 
 // claimable makes the directory of a store.
@@ -137,7 +140,10 @@ func (s *store) read(digest string) error {
 	s.earlier = map[string]kept{}
 	for lines.Scan() {
 		var k kept
-		if json.Unmarshal(lines.Bytes(), &k) == nil && s.hasArchive(k) {
+		if json.Unmarshal(lines.Bytes(), &k) != nil {
+			continue
+		}
+		if delete(s.earlier, k.Name); !k.Again && s.hasArchive(k) {
 			s.earlier[k.Name] = k
 		}
 	}

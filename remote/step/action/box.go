@@ -99,11 +99,12 @@ func (j *Job) boxNotes(inContainer bool) (notes []string) {
 
 // Container returns the container of the job and its services as YAML, with the keys image and services of a
 // .gitlab-ci.yml. The text is empty if the job has neither. env is the environment of its container. Expressions can
-// use the values of matrix and of the workflow's inputs, the job's env, and the variables.
+// use the values of matrix, of the workflow's inputs and of the context needs, the job's env, and the variables.
 func (j *Job) Container(
-	matrix, inputs map[string]any, vars []engine.Variable,
+	matrix, inputs, needs map[string]any, vars []engine.Variable,
 ) (text []byte, env map[string]string, err error) {
 	l := &boxLanguage{file: j.file, scope: j.scope(matrix, inputs, vars)}
+	l.scope.Values["needs"] = expression.New(needs)
 	if slices.ContainsFunc(j.boxes, box.usesEnv) { // where the job runs it has more contexts
 		l.scope.Values["env"] = expression.Texts(l.texts(j.env))
 	}

@@ -40,6 +40,7 @@ func contexts(names string) expression.Scope {
 // The contexts that GitHub gives to the if and the strategy of a job, and to the keys that are read when a build of the
 // job starts.
 const (
+	groupContexts = "github inputs vars"
 	ifContexts    = "github inputs needs vars"
 	startContexts = "github inputs matrix needs strategy vars"
 )

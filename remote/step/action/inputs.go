@@ -21,13 +21,18 @@ type jobInput struct {
 	value      string // the default
 	options    []string
 	required   bool
+	called     bool // by another workflow
 	line       int
 }
 
-// triggers reads the inputs of a workflow.
-func (r *reader) triggers(on *yaml.Node) (all []jobInput) {
-	if r.Err != nil || r.Value(on).Kind != yaml.MappingNode { // the name of an event, or a list of names
-		return nil
+// triggers reads the inputs of a workflow, and what a call of it can have.
+func (r *reader) triggers(on *yaml.Node) (all []jobInput, c callable) {
+	if r.Err != nil {
+		return nil, c
+	}
+	c.is = slices.Contains(r.events(on), "workflow_call")
+	if r.Value(on).Kind != yaml.MappingNode { // the name of an event, or a list of names
+		return nil, c
 	}
 	for _, event := range r.Mapping(on, "on") {
 		if event.Key != "workflow_dispatch" && event.Key != "workflow_call" {
@@ -35,14 +40,19 @@ func (r *reader) triggers(on *yaml.Node) (all []jobInput) {
 		}
 		for _, part := range r.Mapping(event.Value, event.Key) {
 			if part.Key != "inputs" {
+				if event.Key == "workflow_call" {
+					r.callable(&c, part)
+				}
 				continue
 			}
 			for _, p := range r.Mapping(part.Value, part.Key) {
-				all = append(all, r.jobInput(p))
+				in := r.jobInput(p)
+				in.called = event.Key == "workflow_call"
+				all = append(all, in)
 			}
 		}
 	}
-	return all
+	return all, c
 }
 
 // events returns the names of the events in on: a name, a list of names, or the keys of a mapping.

@@ -30,6 +30,28 @@ type Config struct {
 	Base string
 	// RequirePinned refuses actions whose revision is not a full commit.
 	RequirePinned bool
+	// Services are those of the job. The zero value is none.
+	Services Services
+}
+
+// Services says where actions find the services for artifacts and caches. Only actions that run on the machine itself
+// get them: no script, as on GitHub, and no container, which has a loopback of its own.
+type Services struct {
+	// URL is the address of the services, without a slash at its end.
+	URL string
+	// Token is the token of the job. It is a secret, which the caller masks.
+	Token string
+}
+
+// set adds the variables by which the clients find the services.
+func (s Services) set(env map[string]string) {
+	if s.URL == "" {
+		return
+	}
+	for _, name := range []string{"ACTIONS_RUNTIME_URL", "ACTIONS_RESULTS_URL", "ACTIONS_CACHE_URL"} {
+		env[name] = s.URL + "/"
+	}
+	env["ACTIONS_RUNTIME_TOKEN"], env["ACTIONS_CACHE_SERVICE_V2"] = s.Token, "true"
 }
 
 // Mirrors returns the Mirrors of a [fetch.Store] that gets actions from Base.

@@ -154,7 +154,7 @@ func TestMistakesInAJobOfAWorkflowAreFoundBeforeItRuns(t *testing.T) {
 	require.ErrorContains(t, err, "w.yml:4:1: this is a second document") // it was left out without a word
 	_, err = ReadJob("w.yml", []byte("---\njobs: {a: {"+steps+"}}\n...\n"), "")
 	require.NoError(t, err)
-	text = "env: {A: a}\njobs:\n  a: {env: {B: b}, " + steps + "}\n  b: {uses: ./x.yml, with: {c: d}}\n"
+	text = "env: {A: a}\njobs:\n  a: {env: {B: b}, " + steps + "}\n  b: {uses: ./.github/workflows/x.yml, with: {c: d}}\n"
 	w, err := ReadWorkflow("w.yml", []byte(text))
 	require.NoError(t, err, "GitHub runs it")
 	require.Equal(t, []string{"a/b@v1"}, w.Uses())
@@ -191,7 +191,7 @@ func TestCheckKnowsTheNamesOfARunningStep(t *testing.T) {
 func TestJobsOfAWorkflowAreChosenByName(t *testing.T) {
 	text := "on: push\nname: CI\npermissions: {}\njobs:\n" +
 		"  a: {steps: [{run: x}], services: {db: {image: x}}, strategy: {}, x: 1}\n" +
-		"  b: {uses: ./x.yml}\n  c: {}\n"
+		"  b: {uses: ./.github/workflows/x.yml}\n  c: {}\n"
 	j, err := ReadJob("w.yml", []byte(text), "a")
 	require.NoError(t, err)
 	var notes strings.Builder
@@ -233,13 +233,13 @@ func TestContainerOfAJobSeesTheJobsEnv(t *testing.T) {
 	vars := []engine.Variable{{Key: "GITHUB_EVENT", Value: `{"inputs": {"level": "{\"name\": \"low\"}"}}`}}
 	j, err := ReadJob("w.yml", []byte(text), "")
 	require.NoError(t, err)
-	_, env, err := j.Container(nil, nil, vars)
+	_, env, err := j.Container(nil, nil, nil, vars)
 	require.NoError(t, err)
 	require.Equal(t, map[string]string{"LEVEL": "low"}, env)
 
 	j, err = ReadJob("w.yml", []byte("jobs: {a: {env: {A: '${{ runner.temp }}'}, container: x, steps: [{run: x}]}}"), "")
 	require.NoError(t, err)
-	made, _, err := j.Container(nil, nil, nil)
+	made, _, err := j.Container(nil, nil, nil, nil)
 	require.NoError(t, err)
 	require.YAMLEq(t, "image: x", string(made))
 }
@@ -264,7 +264,7 @@ jobs:
 	}
 	j, err := ReadJob("w.yml", []byte(text), "")
 	require.NoError(t, err)
-	made, env, err := j.Container(map[string]any{"node": 24.0}, nil, vars)
+	made, env, err := j.Container(map[string]any{"node": 24.0}, nil, nil, vars)
 	require.NoError(t, err)
 	require.YAMLEq(t, `{image: "node:24", services: [{name: "postgres:17", alias: db, variables: {A: low}}]}`,
 		string(made))
@@ -281,11 +281,11 @@ jobs:
 
 	j, err = ReadJob("w.yml", []byte(strings.Replace(text, "matrix.node", "fromJSON(matrix.node)", 1)), "")
 	require.NoError(t, err)
-	_, _, err = j.Container(nil, nil, nil)
+	_, _, err = j.Container(nil, nil, nil, nil)
 	require.ErrorContains(t, err, "w.yml:5: image: ")
 	j, err = ReadJob("w.yml", []byte("jobs: {a: {steps: [{run: x}]}}"), "")
 	require.NoError(t, err)
-	made, _, err = j.Container(nil, nil, nil)
+	made, _, err = j.Container(nil, nil, nil, nil)
 	require.NoError(t, err)
 	require.Empty(t, made)
 }

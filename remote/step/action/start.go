@@ -101,14 +101,6 @@ func (j *Job) Needs() []string {
 	return names
 }
 
-// Calls describes the workflow that the job calls, with its place. It is empty for a job with steps.
-func (j *Job) Calls() string {
-	if j.call == nil {
-		return ""
-	}
-	return fmt.Sprintf("%s:%d:%d: uses %.160s", j.file, j.call.Line, j.call.Column, j.called)
-}
-
 // If returns the if of the job. It may be empty.
 func (j *Job) If() string { return j.when.text }
 
@@ -302,6 +294,17 @@ func (e *evaluator) concurrency(t *tree) (group string, cancels bool, err error)
 	return group, cancels, err
 }
 
+// Group returns the group of the concurrency of the workflow, or an empty text. cancels says that a run stops the one
+// that runs.
+func (w *Workflow) Group(v Values) (group string, cancels bool, err error) {
+	j := w.Jobs[0] // all have it
+	if j.group == nil {
+		return "", false, nil
+	}
+	e := j.evaluator(v, nil)
+	return e.concurrency(j.group)
+}
+
 // checkStart finds mistakes in the keys of a job whose values are in the text.
 func (j *Job) checkStart(r *reader) {
 	if r.Err != nil {
@@ -322,19 +325,20 @@ func (j *Job) checkStart(r *reader) {
 // IsKnown reports whether the builds of the job do not depend on other jobs.
 func (j *Job) IsKnown() bool { return !j.strategyTree.uses("needs", contexts(ifContexts)) }
 
-// Notes returns notes about the parts of a job that have no effect when the whole workflow runs.
-func (j *Job) Notes() []string {
+// Notes returns notes about the parts of a job that have no effect when the whole workflow runs. inContainer says that
+// jobs run in their containers.
+func (j *Job) Notes(inContainer bool) []string {
 	keys := slices.DeleteFunc(slices.Clone(j.ignored), func(key *yaml.Node) bool {
 		return j.atStart[key.Value] != nil || key.Value == "needs" || key.Value == "if"
 	})
-	return append(notesOf(j.file, keys, ignored), j.boxNotes(false)...)
+	return append(notesOf(j.file, keys, ignored), j.boxNotes(inContainer)...)
 }
 
 // Notes returns notes about the keys of the workflow itself that have no effect, and about parts of needs that are
 // always empty.
 func (w *Workflow) Notes() []string {
 	reasons := maps.Clone(ignored)
-	reasons["concurrency"] = "this machine does not know other runs of the workflow"
+	reasons["concurrency"] = ""
 	notes := notesOf(w.file, w.ignored, reasons)
 	for _, e := range w.empty[:min(len(w.empty), maxUnknown)] {
 		notes = append(notes, e.Error())

@@ -1,6 +1,7 @@
 package action
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -41,7 +42,7 @@ func TestMistakesBetweenTheJobsOfAWorkflowAreToldWithTheirPlace(t *testing.T) {
 		"{needs: a, if: 'contains(needs.*.result, toJSON(needs))', " + steps + "}",
 		"{needs: c, if: needs.c.outputs.any, " + steps + "}",
 	} {
-		others := "jobs:\n  a: {outputs: {out: x}, " + steps + "}\n  c: {uses: ./w.yml}\n"
+		others := "jobs:\n  a: {outputs: {out: x}, " + steps + "}\n  c: {uses: ./.github/workflows/w.yml}\n"
 		_, err := ReadWorkflow("w.yml", []byte(others+"  b: "+job+"\n"))
 		require.NoError(t, err, job)
 	}
@@ -102,6 +103,29 @@ jobs:
 	require.Equal(t, "w.yml:5:3", w.Jobs[1].Place())
 }
 
+func TestGroupOfAWholeWorkflow(t *testing.T) {
+	for text, want := range map[string]string{
+		"g": "g false", "{group: 'x-${{ inputs.a }}', cancel-in-progress: '${{ inputs.a == 1 }}'}": "x-1 true", "": " false",
+		"[a]":                               "w.yml:1:14: concurrency is a group or a mapping, not a list",
+		"{group: a, cancel-in-progress: x}": "w.yml:1:45: cancel-in-progress is true or false",
+		"${{ secrets.A }}":                  "w.yml:1:14: concurrency: Unrecognized named-value",
+		"'${{ fromJSON(inputs.b) }}'":       "w.yml:1:14: concurrency is a group or a mapping, not a list",
+	} {
+		w, err := ReadWorkflow("w.yml", []byte("concurrency: "+text+"\non: push\njobs: {a: {steps: [{run: x}]}}\n"))
+		got := ""
+		if err == nil {
+			var group string
+			var cancels bool
+			group, cancels, err = w.Group(Values{Inputs: map[string]any{"a": 1.0, "b": "[1]"}})
+			got = fmt.Sprint(group, " ", cancels)
+		}
+		if err != nil {
+			got = err.Error()
+		}
+		require.Contains(t, got, want, text)
+	}
+}
+
 func TestNotesOfAWholeWorkflow(t *testing.T) {
 	w, err := ReadWorkflow("w.yml", []byte(`
 on: [push, pull_request]
@@ -115,18 +139,21 @@ jobs:
 	require.NoError(t, err)
 	require.Equal(t, []string{"push", "pull_request"}, w.Events)
 	require.Equal(t, []string{
-		"w.yml:3: concurrency has no effect: this machine does not know other runs of the workflow",
 		"w.yml:4: permissions has no effect: a token has the permissions that it was made with",
 	}, w.Notes())
 	require.Equal(t, []string{
 		"w.yml:6: permissions has no effect: a token has the permissions that it was made with",
 		"w.yml:6: colour has no effect: unknown key",
 		"w.yml:6: environment has no effect: there are no environments with rules",
-	}, w.Jobs[0].Notes())
+	}, w.Jobs[0].Notes(false))
 	require.Equal(t, []string{"w.yml:7: the service db is not started: stepmux local --in-image runs the job in its " +
-		"container, beside its services"}, w.Jobs[1].Notes())
-	require.Equal(t, "w.yml:8:7: uses ./.github/workflows/other.yml", w.Jobs[2].Calls())
-	require.Empty(t, w.Jobs[1].Calls())
+		"container, beside its services"}, w.Jobs[1].Notes(false))
+	uses, is := w.Jobs[2].Uses()
+	require.True(t, is)
+	require.Equal(t, Uses{Text: "./.github/workflows/other.yml", Path: ".github/workflows/other.yml"}, uses)
+	require.Equal(t, "w.yml:8:7", w.Jobs[2].UsesPlace())
+	_, is = w.Jobs[1].Uses()
+	require.False(t, is)
 }
 
 // Whatever the text, reading it and evaluating its jobs ends without a panic, and within the bounds.
@@ -148,7 +175,7 @@ func FuzzWorkflow(f *testing.F) {
 		v := Values{Needs: map[string]Outcome{"b": {Result: Failed, Bad: true}}}
 		for _, j := range w.Jobs {
 			_, _, _ = j.Wanted(v)
-			_, _, _ = j.Place(), j.Calls(), j.Notes()
+			_, _ = j.Place(), j.Notes(false)
 			builds, err := j.Builds(v)
 			if err != nil {
 				continue

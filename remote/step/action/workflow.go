@@ -23,6 +23,7 @@ type Job struct {
 	file        string
 	workflow    string // the workflow's name
 	inputs      []jobInput
+	callable    callable // of the workflow
 	events      []string
 	env         []setting
 	steps       []*step
@@ -42,8 +43,8 @@ type Job struct {
 	strategyTree *tree
 	atStart      map[string]*tree // keys that are read when a build starts
 	mentions     []mention
-	call         *yaml.Node // the key uses, if it calls another workflow
-	called       string     // the reference of that
+	group        *tree   // the concurrency of the workflow
+	call         calling // of another workflow
 }
 
 // ignored are the keys of a workflow and of a job that have no effect, with the reasons. A key without a reason gets no
@@ -73,7 +74,7 @@ func ReadJob(file string, text []byte, name string) (*Job, error) {
 		return nil, err
 	}
 	if call := r.job(j, found); call != nil {
-		r.Failf(call, "the job calls another workflow, which is not supported; run a job of that workflow")
+		r.Failf(call, "the job calls another workflow, so it runs as a part of its own: --job-name %.64s --needs", j.Name)
 	}
 	if r.Err != nil {
 		return nil, r.Err
@@ -89,13 +90,17 @@ func (r *reader) workflow(root *yaml.Node) (j *Job, jobs []yamltree.Entry) {
 		case "name":
 			j.workflow = r.text(p.Value, p.Key)
 		case "on":
-			j.inputs, j.events = r.triggers(p.Value), r.events(p.Value)
+			j.inputs, j.callable = r.triggers(p.Value)
+			j.events = r.events(p.Value)
 		case "env":
 			j.env = r.settings(p.Value, p.Key)
 		case "defaults":
 			j.defaults(r, p.Value, false)
 		case "jobs":
 			jobs = r.Mapping(p.Value, "jobs")
+		case "concurrency":
+			j.ignore(p)
+			j.group = r.tree(p.Value, p.Key, contexts(groupContexts))
 		default:
 			j.ignore(p)
 		}
@@ -106,7 +111,9 @@ func (r *reader) workflow(root *yaml.Node) (j *Job, jobs []yamltree.Entry) {
 // job reads a job into j. For a job that calls another workflow, and so has no steps, it returns the key of the call.
 func (r *reader) job(j *Job, found yamltree.Entry) (call *yaml.Node) {
 	j.Name, j.at, j.atStart, r.mentions = found.Key, found.At, map[string]*tree{}, nil
+	j.call = calling{}
 	var steps *yaml.Node
+	var ofCall []yamltree.Entry
 	for _, p := range r.Mapping(found.Value, "the job "+found.Key) {
 		switch p.Key {
 		case "if":
@@ -139,9 +146,16 @@ func (r *reader) job(j *Job, found yamltree.Entry) (call *yaml.Node) {
 			for _, service := range r.Mapping(p.Value, p.Key) {
 				j.boxes = append(j.boxes, r.box(service, true))
 			}
-		case "uses":
-			call, j.called = p.At, r.text(p.Value, p.Key)
 		default:
+			if !r.readCall(&j.call, p) {
+				j.ignore(p)
+			} else if p.Key != "uses" {
+				ofCall = append(ofCall, p)
+			}
+		}
+	}
+	if call = j.call.at; call == nil { // they have no meaning beside steps
+		for _, p := range ofCall {
 			j.ignore(p)
 		}
 	}
@@ -155,7 +169,7 @@ func (r *reader) job(j *Job, found yamltree.Entry) (call *yaml.Node) {
 	for _, b := range j.boxes {
 		r.expressions(known, b.label(), append([]setting{b.image}, b.env...))
 	}
-	j.call, j.mentions = call, r.mentions
+	j.mentions = r.mentions
 	j.checkStart(r)
 	return call
 }
@@ -228,6 +242,7 @@ type Workflow struct {
 	Events []string
 
 	file    string
+	call    callable
 	ignored []*yaml.Node  // keys of the workflow itself
 	empty   []*lang.Error // parts of needs that are always empty
 }
@@ -237,19 +252,19 @@ type Workflow struct {
 func ReadWorkflow(file string, text []byte) (*Workflow, error) {
 	r, root := load(file, text)
 	shared, jobs := r.workflow(root)
-	w := &Workflow{file: file, ignored: shared.ignored, Events: shared.events}
+	w := &Workflow{file: file, ignored: shared.ignored, Events: shared.events, call: shared.callable}
 	for _, found := range jobs {
 		j := *shared
 		j.ignored = nil
-		if r.job(&j, found) != nil { // it calls another workflow, with inputs and secrets
-			j.ignored = slices.DeleteFunc(j.ignored, func(key *yaml.Node) bool {
-				return key.Value == "with" || key.Value == "secrets"
-			})
-		}
+		r.job(&j, found)
 		w.Jobs = append(w.Jobs, &j)
 	}
 	if r.Err == nil && len(jobs) == 0 {
 		_, r.Err = choose(file, nil, "")
+	}
+	if r.Err == nil && shared.group != nil && shared.group.isLiteral() {
+		_, _, err := w.Group(Values{})
+		r.Fail(err)
 	}
 	w.checkNeeds(r)
 	return w, r.Err
@@ -304,7 +319,7 @@ func (m *mention) errorf(file, format string, args ...any) *lang.Error {
 
 // check returns an error if the path leads to an output that the job does not have.
 func (m *mention) check(file string, from *Job) error {
-	if len(m.path) < 3 || !strings.EqualFold(m.path[1], "outputs") || from.call != nil {
+	if len(m.path) < 3 || !strings.EqualFold(m.path[1], "outputs") || from.call.at != nil {
 		return nil
 	}
 	var names []string

@@ -16,6 +16,8 @@ type Local struct {
 	standalone.Config
 	// CachesDir is the directory with the caches of the project. Without it there are no caches.
 	CachesDir string
+	// Run runs a job. If nil, standalone.Run does.
+	Run func(ctx, abort context.Context, j *standalone.Job, cfg standalone.Config) (*standalone.Report, error)
 }
 
 // Execute implements [Executor].
@@ -40,7 +42,11 @@ func (l Local) Execute(ctx, abort context.Context, a *Attempt) (_ *Outcome, err 
 	cfg := l.Config
 	cfg.WorkDir, cfg.TempDir, cfg.Timeout = dir, a.TempDir, a.Timeout
 	cfg.Stdout, cfg.Stderr, cfg.Observe = a.Stdout, a.Stderr, nil
-	report, err := standalone.Run(ctx, abort, a.Job, cfg)
+	run := l.Run
+	if run == nil {
+		run = standalone.Run
+	}
+	report, err := run(ctx, abort, a.Job, cfg)
 	if err != nil {
 		return nil, err
 	}

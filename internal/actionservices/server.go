@@ -1,0 +1,316 @@
+package actionservices
+
+import (
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	// maxRequest bounds a request that is no file, in bytes.
+	maxRequest = 1 << 20
+	// slowest is the slowest transfer that is waited for, in bytes a second, after patience.
+	slowest  = 64 << 10
+	patience = time.Minute
+)
+
+// The bounds of a Config.
+const (
+	defaultArtifacts = 20 << 30
+	defaultCaches    = 10 << 30
+)
+
+// Config says where a Server keeps files.
+type Config struct {
+	// Dir is a new directory of this user's, for the artifacts. The owner removes it after Close.
+	Dir string
+	// Caches is a directory for the caches of a project. Several processes may use it at the same time. It is made when
+	// the first cache is saved. If empty, there is no cache: nothing is found, and nothing is saved.
+	Caches string
+	// MaxArtifacts bounds the artifacts of all runs, in bytes; zero: 20 GiB. MaxCaches bounds the caches, of which the
+	// least recently used are removed; zero: 10 GiB.
+	MaxArtifacts, MaxCaches int64
+}
+
+// Job describes a job to the services.
+type Job struct {
+	// Run is the run of the job: its jobs see each other's artifacts. It is a number in decimal.
+	Run string
+	// Name is the name of the job, for nobody but the client's messages.
+	Name string
+	// Scopes are the references of git whose caches the job finds, such as refs/heads/main, in order. It saves to the
+	// first one. If empty, there is one scope for all.
+	Scopes []string
+}
+
+// Server serves artifacts and caches. It is safe for concurrent use.
+type Server struct {
+	cfg    Config
+	secret []byte // signs URLs
+	mux    *http.ServeMux
+
+	mu       sync.Mutex // guards the following
+	number   int64      // of uploads and artifacts
+	sessions map[string]*session
+	runs     map[string]*run
+	uploads  map[int64]*upload
+	bytes    int64 // of artifacts
+}
+
+// session is a job that has not ended.
+type session struct {
+	Job
+	id string // the digest of the token
+}
+
+// run has the artifacts of a run.
+type run struct {
+	artifacts  map[string]*artifact
+	containers map[string]*container
+}
+
+// New returns a Server. The caller closes it.
+func New(cfg Config) *Server {
+	if cfg.MaxArtifacts == 0 {
+		cfg.MaxArtifacts = defaultArtifacts
+	}
+	if cfg.MaxCaches == 0 {
+		cfg.MaxCaches = defaultCaches
+	}
+	s := &Server{
+		cfg: cfg, secret: make([]byte, sha256.Size), mux: http.NewServeMux(), sessions: map[string]*session{},
+		runs: map[string]*run{}, uploads: map[int64]*upload{},
+	}
+	_, _ = rand.Read(s.secret) // it never fails
+	s.handleArtifacts()
+	s.handleContainers()
+	s.handleCaches()
+	s.handleBlobs()
+	return s
+}
+
+// Begin registers a job, and returns its token and a function for its end. After that the token opens nothing, and the
+// uploads that the job has not finished are gone.
+func (s *Server) Begin(j Job) (token string, end func()) {
+	if len(j.Scopes) == 0 {
+		j.Scopes = []string{""}
+	}
+	token = newToken(j)
+	b := &session{Job: j, id: idOf(token)}
+	s.mu.Lock()
+	s.sessions[b.id] = b
+	s.mu.Unlock()
+	return token, func() {
+		s.mu.Lock()
+		delete(s.sessions, b.id)
+		var left []*upload
+		for _, u := range s.uploads {
+			if u.session == b {
+				left = append(left, u)
+			}
+		}
+		s.mu.Unlock()
+		for _, u := range left {
+			s.discard(u)
+		}
+	}
+}
+
+// Close removes the uploads that are not finished. The owner has closed the listener.
+func (s *Server) Close() {
+	s.mu.Lock()
+	left := s.uploads
+	s.uploads = map[int64]*upload{}
+	s.mu.Unlock()
+	for _, u := range left {
+		u.discard()
+	}
+}
+
+// ServeHTTP implements http.Handler.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.mux.ServeHTTP(w, r) }
+
+// newToken returns a token in the form of a JSON Web Token (RFC 7519), as the clients read from it the run and the job.
+// Its last part is random: the token is known, and no signature is checked.
+func newToken(j Job) string {
+	part := func(v any) string {
+		text, err := json.Marshal(v)
+		if err != nil {
+			panic(err) // there are texts and numbers only
+		}
+		return base64.RawURLEncoding.EncodeToString(text)
+	}
+	now := time.Now()
+	access, _ := json.Marshal([]map[string]any{{"Scope": j.Scopes[0], "Permission": 3}}) // as above
+	return part(map[string]string{"alg": "HS256", "typ": "JWT"}) + "." + part(map[string]any{
+		"scp": fmt.Sprintf("Actions.Results:%s:%s", j.Run, hex.EncodeToString([]byte(j.Name))), "ac": string(access),
+		"iat": now.Unix(), "nbf": now.Unix(), "exp": now.Add(24 * time.Hour).Unix(),
+	}) + "." + rand.Text()
+}
+
+// idOf returns the name under which a token is known. A lookup by it tells nothing about the token by its time.
+func idOf(token string) string {
+	sum := sha256.Sum256([]byte(token))
+	return hex.EncodeToString(sum[:])
+}
+
+// sessionOf returns the job of a token or nil.
+func (s *Server) session(id string) *session {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sessions[id]
+}
+
+// authorized returns a handler that calls next with the job of a request's token, and answers others.
+func (s *Server) authorized(next func(http.ResponseWriter, *http.Request, *session) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+		b := s.session(idOf(token))
+		if !ok || b == nil {
+			answer(w, &refusal{http.StatusUnauthorized, "the token is missing or wrong, or its job has ended"})
+			return
+		}
+		answer(w, next(w, r, b))
+	}
+}
+
+// signed returns a URL of this server that needs no token, until the job ends.
+func (s *Server) signed(r *http.Request, b *session, path string) string {
+	at := &url.URL{Scheme: "http", Host: r.Host, Path: path}
+	at.RawQuery = url.Values{"job": {b.id}, "sig": {s.sign(b, path)}}.Encode()
+	return at.String()
+}
+
+func (s *Server) sign(b *session, path string) string {
+	sum := hmac.New(sha256.New, s.secret)
+	fmt.Fprintf(sum, "%s %s", b.id, path)
+	return hex.EncodeToString(sum.Sum(nil))
+}
+
+// bySignature is authorized for signed URLs.
+func (s *Server) bySignature(next func(http.ResponseWriter, *http.Request, *session) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		given := r.URL.Query()
+		b := s.session(given.Get("job"))
+		if b == nil || !hmac.Equal([]byte(s.sign(b, r.URL.Path)), []byte(given.Get("sig"))) {
+			answer(w, &refusal{http.StatusUnauthorized, "the URL is not signed, or its job has ended"})
+			return
+		}
+		answer(w, next(w, r, b))
+	}
+}
+
+// refusal is an error that a client may see.
+type refusal struct {
+	status int
+	text   string
+}
+
+func (e *refusal) Error() string { return e.text }
+
+func refuse(status int, format string, args ...any) error {
+	return &refusal{status, fmt.Sprintf(format, args...)}
+}
+
+// codes are Twirp's words for statuses.
+var codes = map[int]string{
+	http.StatusBadRequest: "invalid_argument", http.StatusUnauthorized: "unauthenticated",
+	http.StatusNotFound: "not_found", http.StatusConflict: "already_exists",
+	http.StatusRequestEntityTooLarge: "resource_exhausted", http.StatusInsufficientStorage: "resource_exhausted",
+}
+
+// answer answers a request that has failed, as Twirp does; the older clients show the text of any answer. The reasons
+// of this machine are not for the client, except that there is no room.
+func answer(w http.ResponseWriter, err error) {
+	if err == nil {
+		return
+	}
+	told, ok := errors.AsType[*refusal](err)
+	switch {
+	case ok:
+	case isFull(err):
+		told = &refusal{http.StatusInsufficientStorage, "there is no room for it on the disk of stepmux"}
+	default:
+		told = &refusal{http.StatusInternalServerError, "stepmux could not store or read the file"}
+	}
+	code := codes[told.status]
+	if code == "" {
+		code = "internal"
+	}
+	reply(w, told.status, map[string]string{"code": code, "msg": told.text, "message": told.text})
+}
+
+// reply answers with JSON.
+func reply(w http.ResponseWriter, status int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(v) // the client has gone
+}
+
+// call returns a handler for requests and answers in JSON.
+func call[T any](s *Server, status int, do func(*http.Request, *session, *T) (any, error)) http.HandlerFunc {
+	return s.authorized(func(w http.ResponseWriter, r *http.Request, b *session) error {
+		asked := new(T)
+		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequest)).Decode(asked); err != nil {
+			return refuse(http.StatusBadRequest, "the request is no JSON of its kind, or too long")
+		}
+		said, err := do(r, b, asked)
+		if err == nil {
+			reply(w, status, said)
+		}
+		return err
+	})
+}
+
+// number is a number that JSON may have as a text, as protobuf does for 64 bits.
+type number int64
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (n *number) UnmarshalJSON(text []byte) error {
+	return json.Unmarshal([]byte(strings.Trim(string(text), `"`)), (*int64)(n))
+}
+
+// next returns a new number. s.mu is held.
+func (s *Server) next() int64 {
+	s.number++
+	return s.number
+}
+
+// runOf returns the run of a job. s.mu is held.
+func (s *Server) runOf(b *session) *run {
+	r := s.runs[b.Run]
+	if r == nil {
+		r = &run{artifacts: map[string]*artifact{}, containers: map[string]*container{}}
+		s.runs[b.Run] = r
+	}
+	return r
+}
+
+// path returns the path for the file of an artifact.
+func (s *Server) path(id int64) string { return filepath.Join(s.cfg.Dir, fmt.Sprintf("%d", id)) }
+
+// remove removes the file of an artifact. s.mu is held.
+func (s *Server) remove(id, size int64) {
+	_ = os.Remove(s.path(id)) // the directory goes later
+	s.bytes -= size
+}
+
+// transfer gives a request the time that a file of size bytes may take.
+func transfer(w http.ResponseWriter, size int64) {
+	until := time.Now().Add(patience + time.Duration(size/slowest)*time.Second)
+	c := http.NewResponseController(w)
+	_ = c.SetReadDeadline(until)  // a connection has deadlines
+	_ = c.SetWriteDeadline(until) // as above
+}

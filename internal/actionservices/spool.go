@@ -1,0 +1,212 @@
+package actionservices
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"slices"
+	"sync"
+
+	"github.com/stepmux/stepmux/internal/oserr"
+)
+
+// maxBlocks bounds the pieces of a file.
+const maxBlocks = 50_000
+
+func isFull(err error) bool { return oserr.NoSpace(err) }
+
+// extent is a part of a file.
+type extent struct{ from, to int64 }
+
+// spool is a file that arrives in pieces, in any order and several at once. It is safe for concurrent use.
+type spool struct {
+	path  string
+	limit int64
+
+	mu     sync.Mutex // guards the following
+	file   *os.File   // nil once the spool is sealed or discarded
+	end    int64      // of all pieces
+	pieces []extent   // that have arrived, or are on their way
+	under  int        // how many are on their way
+	blocks map[string]extent
+}
+
+func newSpool(path string, limit int64) (*spool, error) {
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	return &spool{path: path, limit: limit, file: file, blocks: map[string]extent{}}, err
+}
+
+// The errors of pieces.
+var (
+	errSealed  = refuse(http.StatusConflict, "the upload is complete, or its job has ended")
+	errOverlap = refuse(http.StatusBadRequest, "the pieces of the upload overlap")
+	errLength  = refuse(http.StatusLengthRequired, "the piece has no length")
+	errShort   = refuse(http.StatusBadRequest, "the piece is shorter or longer than its length says")
+	errTooBig  = refuse(http.StatusRequestEntityTooLarge, "the file is larger than stepmux accepts")
+	errPieces  = refuse(http.StatusBadRequest, "the upload has too many pieces")
+)
+
+// atEnd is a place for put.
+const atEnd = -1
+
+// put writes a piece of size bytes at a place, or at the end. A piece that is there already, as after a lost answer, is
+// written once. block, if not empty, names the piece for commit.
+func (s *spool) put(from io.Reader, at, size int64, block string) error {
+	if size < 0 {
+		return errLength
+	}
+	s.mu.Lock()
+	if at == atEnd {
+		at = s.end
+	}
+	part := extent{at, at + size}
+	there := slices.Contains(s.pieces, part) && s.under == 0
+	switch {
+	case s.file == nil:
+		s.mu.Unlock()
+		return errSealed
+	case at < 0 || at > s.limit || size > s.limit-at:
+		s.mu.Unlock()
+		return errTooBig
+	case len(s.pieces) >= maxBlocks:
+		s.mu.Unlock()
+		return errPieces
+	case there && size > 0:
+		s.mu.Unlock()
+		_, err := io.CopyN(io.Discard, from, size)
+		return err
+	case slices.ContainsFunc(s.pieces, func(e extent) bool { return e.from < part.to && part.from < e.to }):
+		s.mu.Unlock()
+		return errOverlap
+	}
+	file := s.file
+	s.under++
+	s.pieces = append(s.pieces, part)
+	s.end = max(s.end, part.to)
+	s.mu.Unlock()
+
+	n, err := io.Copy(io.NewOffsetWriter(file, at), io.LimitReader(from, size))
+	if err == nil && n == size {
+		var more int
+		more, _ = io.ReadFull(from, make([]byte, 1)) // its end, or an error of the client, which has sent all
+		n += int64(more)
+	}
+	if err == nil && n != size {
+		err = errShort
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.under--
+	if s.file == nil && s.under == 0 { // discard has left it open
+		file.Close()
+	}
+	if err != nil {
+		s.pieces = slices.DeleteFunc(s.pieces, func(e extent) bool { return e == part })
+		return err
+	}
+	if block != "" {
+		s.blocks[block] = part
+	}
+	return nil
+}
+
+// commit makes the file of its blocks, in this order.
+func (s *spool) commit(blocks []string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.file == nil || s.under > 0 {
+		return errSealed
+	}
+	var at int64
+	var order []extent
+	inOrder := true
+	for _, name := range blocks {
+		e, ok := s.blocks[name]
+		if !ok {
+			return refuse(http.StatusBadRequest, "the list has a block that was not sent")
+		}
+		inOrder = inOrder && e.from == at
+		at += e.to - e.from
+		if at > s.limit {
+			return errTooBig
+		}
+		order = append(order, e)
+	}
+	if !inOrder || at != s.end {
+		if err := s.rewrite(order); err != nil {
+			return err
+		}
+	}
+	s.pieces, s.end = []extent{{0, at}}, at
+	clear(s.blocks)
+	return nil
+}
+
+// rewrite writes parts of the file one after the other. s.mu is held.
+func (s *spool) rewrite(order []extent) (err error) {
+	path := s.path + "~"
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	for _, e := range order {
+		if _, err = s.file.Seek(e.from, io.SeekStart); err == nil {
+			_, err = io.CopyN(file, s.file, e.to-e.from)
+		}
+		if err != nil {
+			break
+		}
+	}
+	if err == nil {
+		err = os.Rename(path, s.path)
+	}
+	if err != nil {
+		file.Close()
+		return errors.Join(err, os.Remove(path))
+	}
+	s.file.Close()
+	s.file = file
+	return nil
+}
+
+// seal ends the upload of a file that must have size bytes, without a hole; if size is negative, any number. It returns
+// the size. After an error the upload can go on.
+func (s *spool) seal(size int64) (int64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.file == nil || s.under > 0 {
+		return 0, errSealed
+	}
+	slices.SortFunc(s.pieces, func(a, b extent) int { return int(min(max(a.from-b.from, -1), 1)) })
+	var at int64
+	for _, e := range s.pieces {
+		if e.from != at {
+			return 0, refuse(http.StatusBadRequest, "bytes %d to %d of the file are missing", at, e.from)
+		}
+		at = e.to
+	}
+	if size >= 0 && at != size {
+		return 0, refuse(http.StatusBadRequest, "the file has %d bytes, not %d", at, size)
+	}
+	err := s.file.Truncate(at) // a piece that has failed may have left bytes
+	if err == nil {
+		err = s.file.Close()
+		s.file = nil
+	}
+	return at, err
+}
+
+// discard removes the file. It does nothing to a file that was sealed.
+func (s *spool) discard() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.file == nil {
+		return
+	}
+	if s.under == 0 {
+		s.file.Close() // else the last piece closes it
+	}
+	s.file = nil
+	_ = os.Remove(s.path) // its directory goes later
+}

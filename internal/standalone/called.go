@@ -1,0 +1,136 @@
+package standalone
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/stepmux/stepmux/internal/boundedfile"
+	"github.com/stepmux/stepmux/remote/step/action"
+	"github.com/stepmux/stepmux/remote/step/engine"
+	"github.com/stepmux/stepmux/remote/step/lang"
+)
+
+// maxCalls bounds the workflows that call each other, the first one included, as on GitHub.
+const maxCalls = 10
+
+// called is a workflow that another one calls.
+type called struct {
+	*action.Workflow
+	src Source
+	err error
+}
+
+// CheckCalls checks the calls of all jobs; see CheckCall.
+func (w *Workflow) CheckCalls() error {
+	for _, j := range w.Jobs {
+		if err := w.CheckCall(j); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// CheckCall reads the workflow that a job calls, if it does, and those that this one calls. An error names the place
+// of a call. Without Source.Fetch, only those of the project are read.
+func (w *Workflow) CheckCall(j *action.Job) error {
+	if of, is := j.Uses(); !is || of.Repository != "" && w.src.Fetch == nil {
+		return nil
+	}
+	c, err := w.find(j)
+	if err != nil {
+		return err
+	}
+	return (&Workflow{Workflow: c.Workflow, src: c.src, calls: w.calls, depth: w.depth + 1}).CheckCalls()
+}
+
+// find returns the workflow that a job calls. Each is read once.
+func (w *Workflow) find(j *action.Job) (*called, error) {
+	of, _ := j.Uses()
+	if w.depth+1 >= maxCalls {
+		return nil, fmt.Errorf("%s: %.160s: more than %d workflows call each other", j.UsesPlace(), of.Text, maxCalls)
+	}
+	c := w.calls[of.Text]
+	if c == nil {
+		c = w.read(of)
+		w.calls[of.Text] = c
+	}
+	err := c.err
+	if err == nil {
+		err = j.CheckCall(c.Workflow)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", j.UsesPlace(), err)
+	}
+	return c, nil
+}
+
+// read reads a workflow that is called.
+func (w *Workflow) read(of action.Uses) *called {
+	c := &called{src: w.src}
+	c.src.Name, c.src.Inputs = of.Path, nil
+	if c.src.Text, c.err = w.text(of); c.err != nil {
+		return c
+	}
+	if of.Repository != "" {
+		c.src.Name = of.Text
+	}
+	c.Workflow, c.err = action.ReadWorkflow(c.src.Name, c.src.Text)
+	return c
+}
+
+// text returns the text of a workflow that is called.
+func (w *Workflow) text(of action.Uses) ([]byte, error) {
+	dir := w.src.WorkDir
+	if url := of.URL(); url != "" {
+		if w.src.Fetch == nil {
+			return nil, fmt.Errorf("the workflow %.160s is not fetched here", of.Text)
+		}
+		fetched, release, err := w.src.Fetch(of)
+		if err != nil {
+			return nil, fmt.Errorf("fetch the workflow %.160s: %w", of.Text, err)
+		}
+		defer release()
+		dir = fetched
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	text, err := boundedfile.ReadBy(root.OpenFile, filepath.FromSlash(of.Path), lang.MaxText+1)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("there is no workflow %.160s", of.Text)
+	}
+	return text, err
+}
+
+// Call returns the workflow that a build of a job calls, with the values that the build gives to it.
+func (w *Workflow) Call(j *action.Job, v action.Values, b *action.Build) (*Workflow, error) {
+	c, err := w.find(j)
+	if err != nil {
+		return nil, err
+	}
+	given, err := j.Call(v, b)
+	if err != nil {
+		return nil, err
+	}
+	inner := &Workflow{Workflow: c.Workflow, src: c.src, calls: w.calls, depth: w.depth + 1}
+	inner.src.Vars = slices.DeleteFunc(slices.Clone(w.src.Vars), func(v engine.Variable) bool {
+		return v.Masked && v.Key != "GITHUB_TOKEN" && !given.Inherit
+	})
+	for name, text := range given.Secrets {
+		inner.src.Vars = append(inner.src.Vars, engine.Variable{Key: name, Value: text, Masked: true})
+	}
+	if inner.inputs, err = c.Given(given, inner.Values(nil, false)); err != nil {
+		return nil, fmt.Errorf("%s: %.160s: %w", j.UsesPlace(), c.src.Name, err)
+	}
+	return inner, nil
+}
+
+// CallOutputs returns the outputs of a workflow that was called. jobs are the outcomes of its jobs.
+func (w *Workflow) CallOutputs(jobs map[string]action.Outcome) (map[string]string, error) {
+	return w.Outputs(w.Values(nil, false), jobs)
+}
