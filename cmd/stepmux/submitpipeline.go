@@ -132,6 +132,7 @@ func (f *submitFlags) pipelineRequest(
 	c := f.whole.choice
 	choice := &pb.PipelineChoice{
 		Job: f.jobName, Stages: c.Stages, Skip: c.Skip, Manual: c.Manual, WaitDelayed: c.WaitDelayed,
+		SkipTriggers: c.SkipTriggers,
 	}
 	if err := managed.Choose(p, src.Name, choice); err != nil && !f.whole.list {
 		return nil, nil, err

@@ -2590,12 +2590,14 @@ func (x *Changes) GetError() string {
 
 // PipelineChoice selects jobs of a pipeline, as the flags of stepmux submit.
 type PipelineChoice struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
-	Stages        []string               `protobuf:"bytes,2,rep,name=stages,proto3" json:"stages,omitempty"`
-	Skip          []string               `protobuf:"bytes,3,rep,name=skip,proto3" json:"skip,omitempty"`
-	Manual        []string               `protobuf:"bytes,4,rep,name=manual,proto3" json:"manual,omitempty"`
-	WaitDelayed   bool                   `protobuf:"varint,5,opt,name=wait_delayed,json=waitDelayed,proto3" json:"wait_delayed,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Job         string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	Stages      []string               `protobuf:"bytes,2,rep,name=stages,proto3" json:"stages,omitempty"`
+	Skip        []string               `protobuf:"bytes,3,rep,name=skip,proto3" json:"skip,omitempty"`
+	Manual      []string               `protobuf:"bytes,4,rep,name=manual,proto3" json:"manual,omitempty"`
+	WaitDelayed bool                   `protobuf:"varint,5,opt,name=wait_delayed,json=waitDelayed,proto3" json:"wait_delayed,omitempty"`
+	// skip_triggers leaves out the jobs that start pipelines which cannot run here.
+	SkipTriggers  bool `protobuf:"varint,6,opt,name=skip_triggers,json=skipTriggers,proto3" json:"skip_triggers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2661,6 +2663,13 @@ func (x *PipelineChoice) GetManual() []string {
 func (x *PipelineChoice) GetWaitDelayed() bool {
 	if x != nil {
 		return x.WaitDelayed
+	}
+	return false
+}
+
+func (x *PipelineChoice) GetSkipTriggers() bool {
+	if x != nil {
+		return x.SkipTriggers
 	}
 	return false
 }
@@ -3729,13 +3738,14 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\x04base\x18\x01 \x01(\tR\x04base\x12\x14\n" +
 	"\x05paths\x18\x02 \x03(\tR\x05paths\x12\x18\n" +
 	"\aunknown\x18\x03 \x01(\bR\aunknown\x12\x14\n" +
-	"\x05error\x18\x04 \x01(\tR\x05error\"\x89\x01\n" +
+	"\x05error\x18\x04 \x01(\tR\x05error\"\xae\x01\n" +
 	"\x0ePipelineChoice\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x16\n" +
 	"\x06stages\x18\x02 \x03(\tR\x06stages\x12\x12\n" +
 	"\x04skip\x18\x03 \x03(\tR\x04skip\x12\x16\n" +
 	"\x06manual\x18\x04 \x03(\tR\x06manual\x12!\n" +
-	"\fwait_delayed\x18\x05 \x01(\bR\vwaitDelayed\"(\n" +
+	"\fwait_delayed\x18\x05 \x01(\bR\vwaitDelayed\x12#\n" +
+	"\rskip_triggers\x18\x06 \x01(\bR\fskipTriggers\"(\n" +
 	"\x16SubmitPipelineResponse\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\xe0\x05\n" +
 	"\bPipeline\x12\x0e\n" +

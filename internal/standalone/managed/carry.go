@@ -151,8 +151,8 @@ func setDelays(
 // end describes how a pipeline stands that does not go on by itself.
 func (p *planned) end(report *whole.Report, canceled bool) *pb.Pipeline {
 	to := &pb.Pipeline{
-		Name: p.secrets.Mask(p.pipeline.Name), Stages: p.pipeline.Graph.Stages, Phase: pb.Pipeline_ended, Status: report.Status,
-		ExitCode: int32(report.ExitCode), CriticalPath: report.CriticalPath, // an exit code
+		Name: p.secrets.Mask(p.pipeline.Name), Stages: p.pipeline.Graph.Stages, Phase: pb.Pipeline_ended,
+		Status: report.Status, ExitCode: int32(report.ExitCode), CriticalPath: report.CriticalPath, // an exit code
 	}
 	known := map[string]*about{}
 	collect(p.pipeline, "", known)
@@ -272,6 +272,9 @@ func (e executor) Execute(ctx, _ context.Context, a *carry.Attempt) (_ *carry.Ou
 	return a.GatherFrom(ctx, file, report)
 }
 
+// The reasons of builds that took too long and that were canceled, in GitLab's words.
+const timedOut, canceled = "job_execution_timeout", "job_canceled"
+
 // reportOf returns the result of a build as that of a job.
 func reportOf(r *pb.Result) *standalone.Report {
 	report := &standalone.Report{Status: whole.Failure}
@@ -281,9 +284,9 @@ func reportOf(r *pb.Result) *standalone.Report {
 	case pb.ScriptFailure:
 		code := int(r.GetExitCode())
 		report.Reason, report.ExitCode = standalone.Script, &code
-	case whole.TimedOut:
+	case timedOut:
 		report.Reason = standalone.TimedOut
-	case "job_canceled":
+	case canceled:
 		report.Status = whole.Cancelled
 	default:
 		report.Reason = standalone.System

@@ -161,7 +161,8 @@ func Choose(p *whole.Pipeline, name string, c *pb.PipelineChoice) error {
 		return fmt.Errorf("%s: no job runs: with these variables %s starts no pipeline", name, p.Out)
 	}
 	err := p.Choose(whole.Choice{
-		Job: c.GetJob(), Stages: c.GetStages(), Skip: c.GetSkip(), Manual: c.GetManual(), WaitDelayed: c.GetWaitDelayed(),
+		Job: c.GetJob(), Stages: c.GetStages(), Skip: c.GetSkip(), Manual: c.GetManual(),
+		WaitDelayed: c.GetWaitDelayed(), SkipTriggers: c.GetSkipTriggers(),
 	})
 	if err == nil && len(p.Jobs) == 0 {
 		err = errors.New("no job runs; --list says why")
