@@ -349,8 +349,9 @@ func judgeKeys(keys string, builds int) (f Finding, is bool) {
 	if err != nil || limitErr != nil || most-has >= builds {
 		return f, false
 	}
-	return warning(checkKeys, fmt.Sprintf("the user has %d of at most %d keys of the kernel, and each isolated build "+
-		"takes one", has, most), fmt.Sprintf("sysctl kernel.keys.maxkeys=%d", 2*(has+builds)), "all builds can start at once"), true
+	detail := fmt.Sprintf("the user has %d of at most %d keys of the kernel, and each isolated build takes one", has, most)
+	remedy := fmt.Sprintf("sysctl kernel.keys.maxkeys=%d", 2*(has+builds))
+	return warning(checkKeys, detail, remedy, "all builds can start at once"), true
 }
 
 // judgeTools judges the programs that builds may need beside the step runner.
