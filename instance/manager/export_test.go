@@ -470,3 +470,12 @@ func (m *Manager) ForgetPipelines(t *testing.T) (builds int) {
 	}
 	return builds
 }
+
+// QueueWithoutACall lets a pipeline stand as a manager leaves it that ends in the middle of a change.
+func (m *Manager) QueueWithoutACall(t *testing.T, id string) {
+	t.Helper()
+	p, err := m.store.Pipeline(t.Context(), id)
+	require.NoError(t, err)
+	p.Phase = state.PipelineQueued
+	require.NoError(t, m.store.PutPipeline(t.Context(), p))
+}

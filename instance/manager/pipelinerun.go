@@ -72,6 +72,9 @@ func (m *Manager) pipelines() []*PipelineRun {
 // takePipelines takes pipelines for which somebody calls, until no more are to be taken.
 func (m *Manager) takePipelines(calls *state.Queue) {
 	_ = rmtree.Remove(filepath.Join(m.cfg.Dir, pipelinesDir)) // of a manager before
+	if err := m.callAgain(); err != nil && m.takes.Err() == nil {
+		m.cfg.Logger.Error("cannot look for pipelines that nobody calls for", "error", err)
+	}
 	for m.takes.Err() == nil {
 		for len(m.pipelines()) >= maxCarried && pause.For(m.takes, time.Second/10) == nil {
 		}
@@ -85,6 +88,20 @@ func (m *Manager) takePipelines(calls *state.Queue) {
 			calls.Mend(m.takes, err)
 		}
 	}
+}
+
+// callAgain calls for all pipelines that are queued: a manager may have ended after it had kept that, and before its
+// call. A call too many finds the pipeline with another call or at rest, and is taken out.
+func (m *Manager) callAgain() error {
+	return m.store.Persist(m.takes, func(ctx context.Context) error {
+		all, err := m.store.AllPipelines(ctx)
+		for _, p := range all {
+			if err == nil && p.Phase == state.PipelineQueued {
+				err = m.store.Call(ctx, p.ID)
+			}
+		}
+		return err
+	})
 }
 
 // acceptCall begins to carry a pipeline out, or to go on with it.
@@ -114,8 +131,8 @@ func (m *Manager) acceptCall(d *state.Delivery) error {
 	if err != nil {
 		return err
 	}
-	if rec == nil || rec.Phase == state.PipelineRunning && rec.Call != call {
-		return d.Ack() // it is not kept any more, or the manager with that call sees each change of the record
+	if rec == nil || rec.AtRest() || rec.Phase == state.PipelineRunning && rec.Call != call {
+		return d.Ack() // it is not kept any more, has nothing to do, or the manager with that call sees each change
 	}
 	rec.Phase, rec.Call, rec.Manager = state.PipelineRunning, call, m.fleet.ID()
 	if rec.Started.IsZero() {

@@ -318,6 +318,9 @@ func playable(p *pb.Pipeline, name string) (names []string, err error) {
 func (s *service) RetryPipeline(ctx context.Context, req *pb.RetryPipelineRequest) (*pb.RetryPipelineResponse, error) {
 	ctx = context.WithoutCancel(ctx) // as in Cancel
 	err := s.m.changePipeline(ctx, req.GetId(), func(p *state.Pipeline) error {
+		if p.Phase == state.PipelineQueued {
+			return nil // as after a retry whose call has failed
+		}
 		if !p.AtRest() {
 			return status.Errorf(codes.FailedPrecondition, "the pipeline is %s: wait until it has ended, or cancel it", p.Phase)
 		}

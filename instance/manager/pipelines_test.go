@@ -402,6 +402,22 @@ func TestAPipelineLeavesRoomForOtherBuilds(t *testing.T) {
 	require.True(t, b.GetStarted().AsTime().Before(m.restOf(id).GetEndedAt().AsTime()))
 }
 
+// A manager may end after it has kept that a pipeline is queued, and before it calls for a manager.
+func TestAPipelineThatNobodyCallsForIsCarriedOut(t *testing.T) {
+	t.Parallel()
+	f := withPipelines(newFleet(t))
+	m := f.start(t)
+	id := m.submitPipeline(pipelineOf(t, "a: {script: [exit 3]}\n"))
+	require.Equal(t, "failure", m.restOf(id).GetStatus())
+	m.m.QueueWithoutACall(t, id)
+	_, err := m.RetryPipeline(t.Context(), &pb.RetryPipelineRequest{Id: id})
+	require.NoError(t, err)
+	require.Equal(t, "failure", m.restOf(id).GetStatus())
+	m.m.QueueWithoutACall(t, id)
+	m.stop()
+	require.Equal(t, "failure", f.start(t).restOf(id).GetStatus())
+}
+
 // The builds of a pipeline are kept as long as the pipeline, and the request is gone with it.
 func TestTheBuildsOfAPipelineAreKeptAsLongAsIt(t *testing.T) {
 	t.Parallel()
