@@ -26,6 +26,7 @@ func (l *silentLibrary) OpenChannel(string, []byte) (ssh.Channel, <-chan *ssh.Re
 
 func (*silentLibrary) SendRequest(string, bool, []byte) (bool, []byte, error) { return false, nil, nil }
 func (*silentLibrary) Wait() error                                            { return io.EOF }
+func (*silentLibrary) ServerVersion() []byte                                  { return []byte("SSH-2.0-Go") }
 
 type silentChannel struct {
 	ssh.Channel

@@ -27,8 +27,8 @@ func newCancelCommand() *cobra.Command {
 		Use:   "cancel ID...",
 		Short: "End builds or pipelines of a manager",
 		Long: `End builds of a stepmux manager, whether they wait or run: their processes get SIGTERM, and SIGKILL after ten
-seconds. The ID of a pipeline ends its builds, and no other of its jobs begins. Builds and pipelines that have ended are
-left as they are.
+seconds. The ID of a pipeline ends its builds, and no other of its jobs begins; PIPELINE/JOB ends the build of one job.
+Builds and pipelines that have ended are left as they are.
 
 ` + managerExitHelp,
 		Args: arguments("ID..."),
@@ -41,8 +41,11 @@ left as they are.
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return f.use(cmd, func(ctx context.Context, m pb.ManagerClient) error {
 			var unknown []error
-			for _, id := range args {
-				_, err := m.Cancel(ctx, &pb.CancelRequest{Id: id})
+			for _, arg := range args {
+				id, err := buildNamed(ctx, m, arg, false)
+				if err == nil {
+					_, err = m.Cancel(ctx, &pb.CancelRequest{Id: id})
+				}
 				if status.Code(err) == codes.NotFound {
 					unknown = append(unknown, toldError(err)) // the others are canceled all the same
 				} else if err != nil {

@@ -50,7 +50,7 @@ type jobFlags struct {
 	defaultTrace string
 	cacheDir     string
 	actions      action.Config
-	services     func() (action.Services, func(), error) // see [standalone.Config]; may be nil
+	services     func() (action.Services, func() bool, error) // see [standalone.Config]; may be nil
 	provenance   string
 	policyFlags
 	provenanceFlags

@@ -64,7 +64,7 @@ func cacheScopes(vars []gitlabci.Variable) (scopes []string) {
 }
 
 // begin registers a job; see [standalone.Config].
-func (s *localServices) begin() (_ action.Services, end func(), err error) {
+func (s *localServices) begin() (_ action.Services, end func() (made bool), err error) {
 	s.begun.Do(func() {
 		if s.temp, s.err = makeTempDir(s.ctx, "services-"); s.err != nil {
 			return

@@ -178,6 +178,11 @@ func (f *wholeFlags) config(
 			show.draw()
 		},
 	}
+	for _, v := range src.Vars {
+		if v.Masked {
+			of.Masked = append(of.Masked, v.Key)
+		}
+	}
 	if base, err := os.UserCacheDir(); err == nil {
 		of.CachesDir = engine.CachesOf(base, engine.LocalProject(cfg.WorkDir))
 		repository := engine.LocalProject(checkout.Repository(ctx, cfg.WorkDir))

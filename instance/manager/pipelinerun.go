@@ -164,7 +164,11 @@ func (m *Manager) carry(p *PipelineRun) {
 	watching.Go(p.watch)
 	watching.Go(p.show)
 	for done, failures := false, 0; !done && p.life.Err() == nil; {
+		played := p.played()
 		end, err := p.carryOnce()
+		if err == nil && p.played() > played && !p.Canceled() {
+			continue // jobs that were skipped for want of a manual job may run now; others are not run again
+		}
 		if err != nil && !errors.Is(err, errRequest) && failures < maxFailures { // as without room on the disk
 			failures++
 			m.cfg.Logger.Error("cannot carry a pipeline out", "pipeline", p.id, "error", err)
@@ -391,6 +395,13 @@ func (p *PipelineRun) counts(until time.Time) {
 	if p.msg.Until.Before(until) {
 		p.msg.Until = until
 	}
+}
+
+// played returns how many manual jobs were started.
+func (p *PipelineRun) played() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.rec.Played)
 }
 
 // ID returns the ID of the pipeline.

@@ -402,6 +402,31 @@ func TestAPipelineLeavesRoomForOtherBuilds(t *testing.T) {
 	require.True(t, b.GetStarted().AsTime().Before(m.restOf(id).GetEndedAt().AsTime()))
 }
 
+// Jobs that need an optional manual job are skipped as long as nobody starts it, also if the pipeline still runs then.
+func TestJobsBehindAManualJobRunIfItIsStartedWhileOthersRun(t *testing.T) {
+	t.Parallel()
+	m := withPipelines(newFleet(t)).start(t)
+	dir := t.TempDir()
+	id := m.submitPipeline(pipelineOf(t, fmt.Sprintf(`
+m: {when: manual, script: [echo m]}
+n: {needs: [m], script: [echo n]}
+s: {script: ['until [ -e %s/go ]; do sleep 0.1; done']}
+`, dir)))
+	until := func(texts ...string) {
+		m.awaitPipeline(id, func(p *pb.Pipeline) bool {
+			return !slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(jobsOf(p), text) })
+		})
+	}
+	until("n skipped", "s running")
+	_, err := m.PlayPipeline(t.Context(), &pb.PlayPipelineRequest{Id: id, Job: "m"})
+	require.NoError(t, err)
+	until("m success")
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "go"), nil, 0o600))
+	p := m.restOf(id)
+	require.Equal(t, "success", p.GetStatus())
+	require.Equal(t, "n\n", said(m.logOf(p, "n")))
+}
+
 // A manager may end after it has kept that a pipeline is queued, and before it calls for a manager.
 func TestAPipelineThatNobodyCallsForIsCarriedOut(t *testing.T) {
 	t.Parallel()

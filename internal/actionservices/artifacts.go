@@ -213,6 +213,7 @@ func (s *Server) finalizeArtifact(b *session, name string, size int64, digest st
 	a := u.artifact
 	a.size, a.digest, a.created = size, digest, time.Now()
 	all[name] = &a
+	b.made = true
 	return a.id, nil
 }
 

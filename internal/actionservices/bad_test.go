@@ -24,7 +24,7 @@ type caller struct {
 func begin(t *testing.T, cfg actionservices.Config, scopes ...string) caller {
 	s, url := serve(t, cfg)
 	token, end := s.Begin(actionservices.Job{Run: "1", Name: "job", Scopes: scopes})
-	t.Cleanup(end)
+	t.Cleanup(func() { end() })
 	return caller{t, url, token}
 }
 

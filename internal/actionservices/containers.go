@@ -71,7 +71,7 @@ func (s *Server) handleContainers() {
 					return nil, refuse(http.StatusBadRequest, "a file of the artifact %.256q is not complete", name)
 				}
 			}
-			c.size, c.done = int64(asked.Size), true
+			c.size, c.done, b.made = int64(asked.Size), true, true
 			return c.describe(r, name), nil
 		}))
 	s.mux.HandleFunc("GET "+workflows, s.authorized(func(w http.ResponseWriter, r *http.Request, b *session) error {

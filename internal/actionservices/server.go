@@ -72,7 +72,8 @@ type Server struct {
 // session is a job that has not ended.
 type session struct {
 	Job
-	id string // the digest of the token
+	id   string // the digest of the token
+	made bool   // artifacts; guarded by Server.mu
 }
 
 // run has the artifacts of a run.
@@ -101,9 +102,9 @@ func New(cfg Config) *Server {
 	return s
 }
 
-// Begin registers a job, and returns its token and a function for its end. After that the token opens nothing, and the
-// uploads that the job has not finished are gone.
-func (s *Server) Begin(j Job) (token string, end func()) {
+// Begin registers a job, and returns its token and a function for its end, which reports whether the job has made
+// artifacts. After that the token opens nothing, and the uploads that the job has not finished are gone.
+func (s *Server) Begin(j Job) (token string, end func() (made bool)) {
 	if len(j.Scopes) == 0 {
 		j.Scopes = []string{""}
 	}
@@ -112,8 +113,9 @@ func (s *Server) Begin(j Job) (token string, end func()) {
 	s.mu.Lock()
 	s.sessions[b.id] = b
 	s.mu.Unlock()
-	return token, func() {
+	return token, func() bool {
 		s.mu.Lock()
+		made := b.made
 		delete(s.sessions, b.id)
 		var left []*upload
 		for _, u := range s.uploads {
@@ -125,6 +127,7 @@ func (s *Server) Begin(j Job) (token string, end func()) {
 		for _, u := range left {
 			s.discard(u)
 		}
+		return made
 	}
 }
 

@@ -43,7 +43,13 @@ func (w *Workflow) CheckCall(j *action.Job) error {
 	if err != nil {
 		return err
 	}
-	return (&Workflow{Workflow: c.Workflow, src: c.src, calls: w.calls, depth: w.depth + 1}).CheckCalls()
+	of, _ := j.Uses()
+	if slices.Contains(w.chain, of.Text) {
+		return fmt.Errorf("%s: the workflow %.160s calls itself, directly or by others", j.UsesPlace(), of.Text)
+	}
+	return (&Workflow{
+		Workflow: c.Workflow, src: c.src, calls: w.calls, depth: w.depth + 1, chain: append(slices.Clip(w.chain), of.Text),
+	}).CheckCalls()
 }
 
 // find returns the workflow that a job calls. Each is read once.
@@ -118,7 +124,7 @@ func (w *Workflow) Call(j *action.Job, v action.Values, b *action.Build) (*Workf
 		return nil, err
 	}
 	inner := &Workflow{Workflow: c.Workflow, src: c.src, calls: w.calls, depth: w.depth + 1}
-	inner.src.Vars = slices.DeleteFunc(slices.Clone(w.src.Vars), func(v engine.Variable) bool {
+	inner.src.Vars = slices.DeleteFunc(slices.Clone(w.Caller(w.src.Vars)), func(v engine.Variable) bool {
 		return v.Masked && v.Key != "GITHUB_TOKEN" && !given.Inherit
 	})
 	for name, text := range given.Secrets {

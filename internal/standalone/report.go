@@ -33,6 +33,8 @@ type Report struct {
 	Warnings []Problem    `json:"warnings,omitempty"`
 	Steps    []StepReport `json:"steps"`
 
+	// Passing says that the job has made artifacts that end with the run.
+	Passing bool `json:"-"`
 	// Trace is the trace of the job. It is nil if the job has none or it could not be written.
 	Trace *trace.Trace `json:"-"`
 }

@@ -33,9 +33,9 @@ type Config struct {
 	CacheDir string
 	// Actions says how GitHub Actions run.
 	Actions action.Config
-	// Services registers the job at the services for actions. It returns them, and a function for the end of the job.
-	// May be nil.
-	Services func() (_ action.Services, end func(), err error)
+	// Services registers the job at the services for actions. It returns them, and a function for the end of the job,
+	// which reports whether the job has made artifacts there. May be nil.
+	Services func() (_ action.Services, end func() (made bool), err error)
 	// Timeout bounds the job. If zero, 24 h.
 	Timeout time.Duration
 	// Grace is the time between SIGTERM and SIGKILL when the job is stopped. If zero, 10 s. If negative, none.
@@ -81,7 +81,11 @@ func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err er
 		if err != nil {
 			return nil, err
 		}
-		defer end()
+		defer func() {
+			if made := end(); report != nil {
+				report.Passing = made
+			}
+		}()
 		cfg.Actions.Services = services
 	}
 	store, closeStore, err := openStore(cfg.TempDir, "stepmux-local-", cfg.CacheDir, cfg.Actions,

@@ -71,7 +71,7 @@ jobs:
 	tr := newTrial(t)
 	reports, others := tr.beside(file(false, "echo ready; sleep 600"), file(false, open), file(true, open))
 	require.Equal(t, replaced, told(reports[0]))
-	require.Equal(t, []string{`waits for the concurrency group "push-g", which another one on this machine has`},
+	require.Equal(t, []string{`waits for the concurrency group "push-g", which another run or job on this machine has`},
 		others[0].said)
 	require.Equal(t, "a success, b success", told(reports[1]))
 	require.Equal(t, "a cancelled (a newer run of its concurrency group took its place), b success", told(reports[2]))

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/stepmux/stepmux/internal/boundedfile"
@@ -24,6 +25,8 @@ type carrier struct {
 	prefix   string
 	// anew says that no job of the pipeline has the result of an earlier run.
 	anew bool
+	// held are the groups of the jobs to which the pipeline belongs.
+	held []string
 	// done has the results of the jobs. Only the job itself and, for its status, the scheduler write its entry, and only
 	// jobs that wait for it read that.
 	done []made
@@ -87,7 +90,7 @@ func (c *carrier) Carry(ctx context.Context, node, attempt int) pipeline.Result 
 	case job.Group == "":
 		return run(ctx)
 	}
-	if job.Group == c.group {
+	if job.Group == c.group || slices.Contains(c.held, job.Group) {
 		return pipeline.Result{As: pipeline.Cancelled, Why: waitsForItself, ExitCode: exitInvalid}
 	}
 	own, leave, err := c.enter(ctx, job.Group, job.CancelInProgress, errNewerJob, c.teller(node))
@@ -99,7 +102,8 @@ func (c *carrier) Carry(ctx context.Context, node, attempt int) pipeline.Result 
 }
 
 // waitsForItself is the reason of a job that does not run because of its group.
-const waitsForItself = "its concurrency group is that of the workflow, for which it would wait without end"
+const waitsForItself = "its concurrency group is that of the workflow or job that it belongs to, for which it would " +
+	"wait without end"
 
 // replaced returns the result of a job: that of a job which ended because of a newer job or run says so.
 func replaced(r pipeline.Result) pipeline.Result {
@@ -145,6 +149,10 @@ func (c *carrier) ended(ctx context.Context, node int, report *standalone.Report
 		c.system(fmt.Errorf("job %.64q: %w", c.name(node), err))
 		return pipeline.Result{Err: err, ExitCode: exitSystem, Reason: reasons[standalone.System]}
 	case report.Status == Success:
+		if report.Passing { // a run that is resumed does not have all that the job has made
+			c.pass(c.name(node))
+			return pipeline.Result{}
+		}
 		made := &c.done[node] // its state belongs to the scheduler
 		c.store.keep(kept{Name: c.name(node), Values: made.values, Archive: made.archive})
 		return pipeline.Result{}
@@ -183,7 +191,11 @@ func (c *carrier) start(ctx context.Context, node int) pipeline.Result {
 		return pipeline.Result{Err: errJob, ExitCode: 1}
 	}
 	run := func(ctx context.Context) pipeline.Result {
-		jobs, ended, err := c.carryOut(ctx, child, c.name(node)+Separator, c.anew)
+		held := c.held
+		if group := c.pipeline.Jobs[node].Group; group != "" {
+			held = append(slices.Clip(held), group)
+		}
+		jobs, ended, err := c.carryOut(ctx, child, c.name(node)+Separator, c.anew, held)
 		if err != nil {
 			c.system(err)
 			return pipeline.Result{Err: err, ExitCode: exitSystem, Reason: reasons[standalone.System]}
@@ -204,7 +216,7 @@ func (c *carrier) start(ctx context.Context, node int) pipeline.Result {
 		if report.Status != Success {
 			return pipeline.Result{Err: errJob, ExitCode: report.ExitCode}
 		}
-		if report.isComplete() {
+		if report.isComplete() && !c.hasPassed(c.name(node)+Separator) {
 			c.store.keep(kept{Name: c.name(node), Values: c.done[node].values})
 		}
 		return pipeline.Result{}

@@ -80,7 +80,7 @@ func TestAStoppedJobLeavesItsGroup(t *testing.T) {
 		_, _, err = g.enter(ctx, "g", false, errNewerJob, tell)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		leave()
-		require.Equal(t, `waits for the concurrency group "g", which another one on this machine has`, said)
+		require.Equal(t, `waits for the concurrency group "g", which another run or job on this machine has`, said)
 		_, leave, err = g.enter(t.Context(), "g", false, errNewerJob, tell)
 		require.NoError(t, err)
 		leave()

@@ -47,7 +47,7 @@ func (c *carrier) open(ctx context.Context, node int) pipeline.Result {
 	if anew {
 		c.forget(opened.Builds)
 	}
-	builds, run, err := c.carryOut(life, opened.Builds, c.prefix, anew)
+	builds, run, err := c.carryOut(life, opened.Builds, c.prefix, anew, c.held)
 	if err != nil {
 		c.system(err)
 		return pipeline.Result{Err: err, ExitCode: exitSystem, Reason: reasons[standalone.System]}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -38,6 +39,8 @@ type Config struct {
 	// Resume asks for the earlier run of this name: jobs that succeeded there do not run, and others get their artifacts
 	// and values. The error is [ErrNothingToResume] if there is no such run, or if its pipeline was another one.
 	Resume bool
+	// Masked are the names of the masked variables. A run that is resumed must have those of the earlier one.
+	Masked []string
 	// CachesDir is the directory with the caches of the project, and StateDir the one for the results of its runs and
 	// the locks of its jobs. Both are DIR/PROJECT; what is in them is removed after 30 days without a use. Without
 	// CachesDir there are no caches. Without StateDir a run cannot be resumed, and locks hold in this run only.
@@ -77,6 +80,7 @@ type runner struct {
 	mu      sync.Mutex         // guards the following
 	systems []error            // failures of this machine
 	told    map[string]bool    // notices
+	passing []string           // jobs whose artifacts end with the run
 	reports map[string]*Report // of child pipelines, by the names of the jobs that started them
 }
 
@@ -200,7 +204,7 @@ func (r *runner) pack(ctx context.Context) (carry.Archive, error) {
 
 // run runs one pipeline. prefix stands before the names of its jobs.
 func (r *runner) run(ctx context.Context, p *Pipeline, prefix string) (*Report, error) {
-	c, end, err := r.carryOut(ctx, p, prefix, false)
+	c, end, err := r.carryOut(ctx, p, prefix, false, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -208,10 +212,11 @@ func (r *runner) run(ctx context.Context, p *Pipeline, prefix string) (*Report, 
 }
 
 // carryOut carries the jobs of a pipeline out. anew says that jobs run again that have run in the run that is resumed.
+// held are the groups of the jobs to which the pipeline belongs.
 func (r *runner) carryOut(
-	ctx context.Context, p *Pipeline, prefix string, anew bool,
+	ctx context.Context, p *Pipeline, prefix string, anew bool, held []string,
 ) (*carrier, *pipeline.Progress, error) {
-	c := &carrier{runner: r, pipeline: p, prefix: prefix, anew: anew, done: make([]made, len(p.Jobs))}
+	c := &carrier{runner: r, pipeline: p, prefix: prefix, anew: anew, held: held, done: make([]made, len(p.Jobs))}
 	graph := p.Graph
 	graph.Nodes = slices.Clone(graph.Nodes)
 	for i := range graph.Nodes {
@@ -257,6 +262,20 @@ func (r *runner) notices(name string, list []string) {
 			r.cfg.Say(name + ": " + text)
 		}
 	}
+}
+
+// pass notes a job whose artifacts end with the run.
+func (r *runner) pass(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.passing = append(r.passing, name)
+}
+
+// hasPassed reports whether there is such a job whose name begins with prefix.
+func (r *runner) hasPassed(prefix string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.ContainsFunc(r.passing, func(name string) bool { return strings.HasPrefix(name, prefix) })
 }
 
 // system keeps a failure of this machine.

@@ -13,6 +13,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -36,6 +37,8 @@ var ErrNothingToResume = errors.New("nothing to resume")
 // header is the first line of doneFile.
 type header struct {
 	Digest string `json:"digest"`
+	// Masked are the names of masked variables: artifacts and values of the run may have their values.
+	Masked []string `json:"masked,omitempty"`
 }
 
 // kept is a job that has succeeded, with the files and values that it gives to others.
@@ -92,7 +95,7 @@ func openStore(ctx context.Context, digest string, cfg Config) (_ *store, err er
 	now := time.Now()
 	_ = os.Chtimes(dir, now, now) // for Sweep
 	if cfg.Resume {
-		err = s.read(digest)
+		err = s.read(digest, cfg.Masked)
 	} else {
 		err = s.clear()
 	}
@@ -108,7 +111,7 @@ func openStore(ctx context.Context, digest string, cfg Config) (_ *store, err er
 		_, err = s.log.WriteString("\n") // ends a line that is not complete
 		return s, err
 	}
-	return s, errors.Join(s.write(header{digest}), s.writeStamps(cfg))
+	return s, errors.Join(s.write(header{digest, cfg.Masked}), s.writeStamps(cfg))
 }
 
 // claimable makes the directory of a store.
@@ -121,7 +124,7 @@ func claimable(ctx context.Context, state, dir string) error {
 }
 
 // read reads the jobs of the earlier run. A last line that is not complete was written when its run was killed.
-func (s *store) read(digest string) error {
+func (s *store) read(digest string, masked []string) error {
 	file, err := os.Open(filepath.Join(s.dir, doneFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%w: there is no earlier run of this file here, or it succeeded", ErrNothingToResume)
@@ -136,6 +139,12 @@ func (s *store) read(digest string) error {
 	if !lines.Scan() || json.Unmarshal(lines.Bytes(), &h) != nil || h.Digest != digest {
 		return fmt.Errorf("%w: the jobs of the file, or their needs, have changed since the earlier run",
 			ErrNothingToResume)
+	}
+	for _, name := range h.Masked {
+		if !slices.Contains(masked, name) {
+			return fmt.Errorf("%w: the earlier run masked %.64q, whose value its results may have: mask it again (--mask)",
+				ErrNothingToResume, name)
+		}
 	}
 	s.earlier = map[string]kept{}
 	for lines.Scan() {

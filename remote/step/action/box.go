@@ -1,6 +1,7 @@
 package action
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -145,7 +146,8 @@ func (j *Job) scope(matrix, inputs map[string]any, vars []engine.Variable) expre
 		}
 	}
 	github := githubTexts(func(name string) string { return known[name] })
-	github["token"], github["workflow"], github["job"] = known["GITHUB_TOKEN"], j.workflow, j.Name
+	github["token"], github["job"] = known["GITHUB_TOKEN"], j.Name
+	github["workflow"] = cmp.Or(known[callerVariable], j.workflow)
 	empty := expression.Object(nil)
 	return expression.Scope{Values: map[string]expression.Value{
 		"matrix": expression.New(matrix), "secrets": expression.Texts(hidden), "vars": expression.Texts(open),

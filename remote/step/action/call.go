@@ -11,6 +11,7 @@ import (
 	"github.com/stepmux/stepmux/internal/sortedkeys"
 	"github.com/stepmux/stepmux/internal/yamltree"
 	"github.com/stepmux/stepmux/remote/step/action/expression"
+	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
@@ -108,7 +109,18 @@ func (j *Job) UsesPlace() string {
 	return fmt.Sprintf("%s:%d:%d", j.file, j.call.at.Line, j.call.at.Column)
 }
 
-// Call is what a build of a job gives to the workflow that it calls.
+// callerVariable is the job variable with the name of the workflow that calls others: github.workflow in all of them.
+const callerVariable = "GITHUB_WORKFLOW"
+
+// Caller returns the variable by which the workflows that w calls know its name, unless a variable has it already.
+func (w *Workflow) Caller(vars []engine.Variable) []engine.Variable {
+	if slices.ContainsFunc(vars, func(v engine.Variable) bool { return v.Key == callerVariable }) {
+		return vars
+	}
+	return append(slices.Clip(vars), engine.Variable{Key: callerVariable, Value: w.Jobs[0].workflow})
+}
+
+// Call has the values that a build of a job gives to the workflow that it calls.
 type Call struct {
 	// With are the values for its inputs.
 	With map[string]any
@@ -117,7 +129,7 @@ type Call struct {
 	Inherit bool
 }
 
-// Call evaluates what a build of the job gives to the workflow that it calls.
+// Call evaluates the values that a build of the job gives to the workflow that it calls.
 func (j *Job) Call(v Values, b *Build) (c Call, err error) {
 	e := j.evaluator(v, b)
 	c.Inherit = j.call.inherit
@@ -132,7 +144,7 @@ func (j *Job) Call(v Values, b *Build) (c Call, err error) {
 	return c, err
 }
 
-// mapping returns the values of a mapping, none if t is nil.
+// mapping returns the values of a mapping. If t is nil, there are no values.
 func (e *evaluator) mapping(t *tree, label string) (map[string]any, error) {
 	v, err := e.value(t, label)
 	if err != nil || v.Kind() == "Null" {
@@ -195,6 +207,17 @@ func (j *Job) CheckCall(called *Workflow) error {
 	if err := j.call.with.checkNames("input", "with", inputs); err != nil {
 		return fmt.Errorf("%s: %w", called.file, err)
 	}
+	for _, in := range called.Jobs[0].inputs {
+		if t := j.call.with.at(in.name); in.called && t != nil && t.isLiteral() {
+			v, err := new(evaluator).value(t, in.name)
+			if err == nil {
+				_, err = in.take(v)
+			}
+			if err != nil {
+				return fmt.Errorf("%s: %w", called.file, err)
+			}
+		}
+	}
 	if j.call.inherit {
 		return nil
 	}
@@ -238,15 +261,27 @@ func (w *Workflow) Given(c Call, vars Values) (inputs map[string]any, err error)
 				return nil, fmt.Errorf("%s:%d: the default of the input %.64q: %w", w.file, in.line, in.name, err)
 			}
 		}
-		if kind := value.Kind(); kind == "Array" || kind == "Object" {
-			return nil, fmt.Errorf("the input %.64q is %s: toJSON makes a text of it", in.name, described(value))
-		}
-		if inputs[in.name], err = in.read(value.Text()); err != nil {
-			return nil, fmt.Errorf("the input %.64q: %w", in.name, err)
+		if inputs[in.name], err = in.take(value); err != nil {
+			return nil, err
 		}
 	}
 	return inputs, nil
 }
+
+// take returns a value as that of the input.
+func (in *jobInput) take(value expression.Value) (any, error) {
+	if kind := value.Kind(); kind == "Array" || kind == "Object" {
+		return nil, fmt.Errorf("the input %.64q is %s: toJSON makes a text of it", in.name, described(value))
+	}
+	v, err := in.read(value.Text())
+	if err != nil {
+		return nil, fmt.Errorf("the input %.64q: %w", in.name, err)
+	}
+	return v, nil
+}
+
+// besideUses are the keys that a job which calls another workflow may have.
+var besideUses = strings.Fields("name uses with secrets needs if concurrency strategy permissions")
 
 // Outputs returns the outputs of a called workflow whose jobs have ended so. v has its inputs and variables.
 func (w *Workflow) Outputs(v Values, jobs map[string]Outcome) (map[string]string, error) {

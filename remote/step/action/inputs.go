@@ -48,6 +48,9 @@ func (r *reader) triggers(on *yaml.Node) (all []jobInput, c callable) {
 			for _, p := range r.Mapping(part.Value, part.Key) {
 				in := r.jobInput(p)
 				in.called = event.Key == "workflow_call"
+				if kinds := []string{"", "boolean", "number", "string"}; in.called && !slices.Contains(kinds, in.kind) {
+					r.Failf(p.At, "the type of an input of workflow_call is boolean, number or string, not %.64s", in.kind)
+				}
 				all = append(all, in)
 			}
 		}

@@ -1,6 +1,7 @@
 package action
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -279,7 +280,8 @@ func (s *session) runJob(ctx context.Context) engine.Result {
 	if err != nil {
 		return engine.Failed(err)
 	}
-	s.github["workflow"], s.github["job"] = expression.String(j.workflow), expression.String(j.Name)
+	s.github["workflow"] = expression.String(cmp.Or(s.variable(callerVariable), j.workflow))
+	s.github["job"] = expression.String(j.Name)
 	s.inProject = c.Inputs[inputInProject].Truthy()
 	object := func(input string) expression.Value {
 		v, _ := c.Inputs[input].Any().(map[string]any)

@@ -159,6 +159,12 @@ func (r *reader) job(j *Job, found yamltree.Entry) (call *yaml.Node) {
 			j.ignore(p)
 		}
 	}
+	for _, p := range r.Mapping(found.Value, "the job "+found.Key) {
+		if call != nil && !slices.Contains(besideUses, p.Key) {
+			r.Failf(p.At, "a job that calls another workflow (uses) cannot have %.64s; it may have %s", p.Key,
+				strings.Join(besideUses, ", "))
+		}
+	}
 	if r.Err == nil && steps == nil && call == nil {
 		r.Failf(found.At, "the job %.64q has no steps", found.Key)
 	}
