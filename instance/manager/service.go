@@ -131,6 +131,9 @@ func (m *Manager) failed(ctx context.Context, err error) error {
 }
 
 func notFound(id string) error {
+	if state.IsPipeline(id) {
+		return status.Errorf(codes.NotFound, "%.80q is the ID of a pipeline: name one of its jobs, as %.80s/JOB", id, id)
+	}
 	return status.Errorf(codes.NotFound, "there is no build %.80q; stepmux builds lists them", id)
 }
 

@@ -2,7 +2,9 @@ package actionservices
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -169,6 +171,15 @@ func (u *upload) discard() {
 	if u.cache != nil {
 		_ = rmtree.Remove(filepath.Dir(u.spool.path)) // what is left is removed when it was not used for long
 	}
+}
+
+// checked ends an upload that cannot go on because of err, so that the job can begin it again, and returns err. After an
+// error of the client or of the connection it goes on.
+func (s *Server) checked(u *upload, err error) error {
+	if _, ok := errors.AsType[*fs.PathError](err); ok {
+		s.discard(u)
+	}
+	return err
 }
 
 // find returns the upload of a job for which is returns true, or nil. Of several it is the last one.

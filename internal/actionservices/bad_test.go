@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/actionservices"
 )
@@ -340,4 +341,34 @@ func TestMoreThanTheBoundIsRefused(t *testing.T) {
 		}
 	}
 	require.Equal(t, 1, found, "the least recently used one made room")
+}
+
+// A full disk is told at once, and takes no key with it. Nothing is left.
+func TestAFullDiskIsToldAndKeepsNoKey(t *testing.T) {
+	full := t.TempDir()
+	if err := unix.Mount("tmpfs", full, "tmpfs", 0, "size=256k"); err != nil {
+		t.Skipf("part missing: the right to mount: %v", err)
+	}
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(full, unix.MNT_DETACH)) })
+	caches := filepath.Join(full, "c")
+	c := begin(t, actionservices.Config{Caches: caches})
+	for range 2 {
+		status, said := c.do("POST", v1+"caches", []byte(`{"key":"k","version":"v"}`))
+		require.Equal(t, http.StatusCreated, status, said)
+		status, said = c.do("PATCH", v1+"caches/"+toText(t, said["cacheId"]), make([]byte, 1<<20),
+			"Content-Range", "bytes 0-1048575/*")
+		require.Equal(t, http.StatusInsufficientStorage, status, said)
+		require.Contains(t, said["message"], "no room")
+	}
+	names, err := os.ReadDir(caches)
+	require.NoError(t, err)
+	require.Empty(t, names)
+}
+
+// A directory that cannot be written is told with the reason, and the client does not try again.
+func TestADirectoryThatCannotBeWrittenIsTold(t *testing.T) {
+	c := begin(t, actionservices.Config{Caches: "/proc/self/caches"})
+	status, said := c.do("POST", cacheService+"CreateCacheEntry", []byte(`{"key":"k","version":"v"}`))
+	require.Equal(t, http.StatusInsufficientStorage, status, said)
+	require.Contains(t, said["msg"], "could not store or read the file: no such file or directory")
 }

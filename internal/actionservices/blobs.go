@@ -45,7 +45,7 @@ func (s *Server) putBlob(w http.ResponseWriter, r *http.Request, b *session) err
 		err = u.spool.put(r.Body, 0, r.ContentLength, "")
 	}
 	if err != nil {
-		return err
+		return s.checked(u, err)
 	}
 	w.Header().Set("ETag", fmt.Sprintf(`"%d"`, u.id))
 	w.Header().Set("X-Ms-Version", "2025-11-05")

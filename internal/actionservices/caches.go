@@ -135,7 +135,7 @@ func (s *Server) handleCaches() {
 			}
 			transfer(w, to-from)
 			if err := u.spool.put(r.Body, from, to-from, ""); err != nil {
-				return err
+				return s.checked(u, err)
 			}
 			w.WriteHeader(http.StatusNoContent)
 			return nil

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -245,8 +246,11 @@ func answer(w http.ResponseWriter, err error) {
 	case ok:
 	case isFull(err):
 		told = &refusal{http.StatusInsufficientStorage, "there is no room for it on the disk of stepmux"}
-	default:
-		told = &refusal{http.StatusInternalServerError, "stepmux could not store or read the file"}
+	default: // the clients try again after a 500, and this stays
+		told = &refusal{http.StatusInsufficientStorage, "stepmux could not store or read the file"}
+		if errno, ok := errors.AsType[syscall.Errno](err); ok {
+			told.text += ": " + errno.Error()
+		}
 	}
 	code := codes[told.status]
 	if code == "" {
