@@ -87,6 +87,9 @@ func (s *serve) exitError() error {
 		e.Hint = "the step runner does not know " + secretFlag + ": is it older than this program, or another step runner? " +
 			"install this version on the VM"
 	}
+	if !e.Ready && strings.Contains(e.Stderr, wire.NoSecret) {
+		e.Err, e.Hint = errors.New("its standard input had ended"), program.InputHint
+	}
 	if hint := vmconfig.MissingHint(e.Stderr); !e.Ready && hint != "" {
 		e.Hint = hint
 	}

@@ -115,6 +115,10 @@ func notStarted(err error, stderr, hint string) error {
 	return &ServeError{ExitCode: -1, Stderr: stderr, Hint: hint, Err: err}
 }
 
+// InputHint is the advice for a command whose standard input had ended when it started.
+const InputHint = "do the start-up files of the login's shell take it, as exec </dev/null does? they may not: first in " +
+	".bashrc, [ -t 0 ] || return"
+
 // MissingHint is the advice for a runner command that is not on the VM.
 func MissingHint(runner []string) string {
 	return fmt.Sprintf("is %q installed on the VM, executable, and on the PATH of a non-interactive login? "+

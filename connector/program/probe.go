@@ -147,8 +147,7 @@ func (f *finder) askVersion(ctx context.Context, runner []string) (*Program, err
 		return nil, err
 	case strings.Contains(stderr, inputEnded):
 		err = fmt.Errorf("ask %q for its version: its standard input had ended", name)
-		return nil, notStarted(err, "", "do the start-up files of the login's shell take it, as exec </dev/null does? "+
-			"they may not: first in .bashrc, [ -t 0 ] || return")
+		return nil, notStarted(err, "", InputHint)
 	case err != nil && code < 0:
 		return nil, notStarted(fmt.Errorf("ask %q for its version: %w", name, err), stderr, "is it a step runner?")
 	case err != nil:

@@ -21,6 +21,9 @@ const (
 	maxSecretLength = 128 // another manager may use longer ones
 )
 
+// NoSecret is how a serve says that its stdin ended before the secret came.
+const NoSecret = "stdin ended before the secret came"
+
 // MaxSecretLine bounds the line on serve's stdin with the secret, its newline included.
 const MaxSecretLine = maxSecretLength + 1
 

@@ -95,7 +95,7 @@ func (l *Lines) Secret(ctx context.Context, timeout time.Duration) (wire.Verifie
 	}
 	switch {
 	case errors.Is(err, io.EOF):
-		err = errors.New("stdin ended before the secret came")
+		err = errors.New(wire.NoSecret)
 	case errors.Is(err, bufio.ErrBufferFull):
 		err = fmt.Errorf("the line with the secret has more than %d characters", wire.MaxSecretLine-1)
 	case errors.Is(err, os.ErrDeadlineExceeded):

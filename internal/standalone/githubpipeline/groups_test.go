@@ -113,8 +113,8 @@ jobs:
   a: {concurrency: Deploy, steps: [{run: 'true'}]}
   b: {concurrency: other, steps: [{run: 'true'}]}
 `)
-	require.Equal(t, "a cancelled (its concurrency group is that of the workflow, for which it would wait without end), "+
-		"b success", told(report))
+	require.Equal(t, "a cancelled (its concurrency group is that of the workflow or job that it belongs to, for which it "+
+		"would wait without end), b success", told(report))
 	require.Equal(t, []any{whole.Cancelled, 2}, []any{report.Status, report.ExitCode})
 }
 
