@@ -116,8 +116,8 @@ func notStarted(err error, stderr, hint string) error {
 }
 
 // InputHint is the advice for a command whose standard input had ended when it started.
-const InputHint = "do the start-up files of the login's shell take it, as exec </dev/null does? they may not: first in " +
-	".bashrc, [ -t 0 ] || return"
+const InputHint = "do the start-up files of the login's shell take it, as exec </dev/null does? they may not: first " +
+	"in .bashrc, [ -t 0 ] || return"
 
 // MissingHint is the advice for a runner command that is not on the VM.
 func MissingHint(runner []string) string {

@@ -173,8 +173,8 @@ func (u *upload) discard() {
 	}
 }
 
-// checked ends an upload that cannot go on because of err, so that the job can begin it again, and returns err. After an
-// error of the client or of the connection it goes on.
+// checked ends an upload that cannot go on because of err, so that the job can begin it again, and returns err. After
+// an error of the client or of the connection it goes on.
 func (s *Server) checked(u *upload, err error) error {
 	if _, ok := errors.AsType[*fs.PathError](err); ok {
 		s.discard(u)
