@@ -94,12 +94,12 @@ func (s *localServices) close() (err error) {
 	if s.http != nil {
 		s.http.Close()
 		s.server.Close()
+		if s.caches != "" {
+			jobcache.Sweep(s.ctx, filepath.Dir(s.caches))
+		}
 	}
 	if s.temp != nil {
 		err = s.temp.remove()
-	}
-	if s.caches != "" {
-		jobcache.Sweep(s.ctx, filepath.Dir(s.caches))
 	}
 	return err
 }

@@ -299,6 +299,11 @@ func TestAnUploadThatStopsLeavesNothing(t *testing.T) {
 		require.Equal(t, http.StatusCreated, status)
 		status, _ = c.do("POST", v1+"caches", []byte(`{"key":"k","version":"v"}`))
 		require.Equal(t, http.StatusCreated, status)
+		status, said := c.do("POST", "/_apis/pipelines/workflows/1/artifacts", []byte(`{"Type":"x","Name":"a"}`))
+		require.Equal(t, http.StatusCreated, status)
+		status, _ = c.do("PUT", said["fileContainerResourceUrl"].(string)+"?itemPath=a/b", []byte("abc"),
+			"Content-Range", "bytes 0-2/9")
+		require.Equal(t, http.StatusCreated, status)
 		if closing {
 			s.Close()
 		}

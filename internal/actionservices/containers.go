@@ -24,6 +24,7 @@ type container struct {
 // item is a file of a container.
 type item struct {
 	id      int64
+	session *session
 	spool   *spool
 	done    bool  // guarded by Server.mu, as created
 	size    int64 // as it is stored
@@ -174,13 +175,28 @@ func (s *Server) item(r *http.Request, b *session, name string, total int64) (*i
 	if len(c.files) >= maxItems || s.bytes+total > s.cfg.MaxArtifacts {
 		return nil, errTooBig
 	}
-	f := &item{id: s.next(), size: total, gzip: r.Header.Get("Content-Encoding") == "gzip"}
+	f := &item{id: s.next(), session: b, size: total, gzip: r.Header.Get("Content-Encoding") == "gzip"}
 	if f.spool, err = newSpool(s.path(f.id), total); err != nil {
 		return nil, err
 	}
 	s.bytes += total
 	c.files[name] = f
 	return f, nil
+}
+
+// dropItems removes the files that a job has not finished, or all such files if b is nil. s.mu is held.
+func (s *Server) dropItems(b *session) {
+	for _, r := range s.runs {
+		for _, c := range r.containers {
+			for name, f := range c.files {
+				if !f.done && (b == nil || f.session == b) {
+					f.spool.discard()
+					s.bytes -= f.size
+					delete(c.files, name)
+				}
+			}
+		}
+	}
 }
 
 // contentRange reads the header Content-Range. Without one, the whole file is sent. Some clients send pieces without a

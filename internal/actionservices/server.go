@@ -124,6 +124,7 @@ func (s *Server) Begin(j Job) (token string, end func() (made bool)) {
 				left = append(left, u)
 			}
 		}
+		s.dropItems(b)
 		s.mu.Unlock()
 		for _, u := range left {
 			s.discard(u)
@@ -137,6 +138,7 @@ func (s *Server) Close() {
 	s.mu.Lock()
 	left := s.uploads
 	s.uploads = map[int64]*upload{}
+	s.dropItems(nil)
 	s.mu.Unlock()
 	for _, u := range left {
 		u.discard()
@@ -170,7 +172,7 @@ func idOf(token string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// sessionOf returns the job of a token or nil.
+// session returns the job with an id, or nil.
 func (s *Server) session(id string) *session {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -235,8 +237,8 @@ var codes = map[int]string{
 	http.StatusRequestEntityTooLarge: "resource_exhausted", http.StatusInsufficientStorage: "resource_exhausted",
 }
 
-// answer answers a request that has failed, as Twirp does; the older clients show the text of any answer. The reasons
-// of this machine are not for the client, except that there is no room.
+// answer answers a request that has failed, as Twirp does; the older clients show the text of any answer. Of a reason
+// of this machine the client gets the words of the system, and no path.
 func answer(w http.ResponseWriter, err error) {
 	if err == nil {
 		return

@@ -114,7 +114,8 @@ func (r *reader) job(j *Job, found yamltree.Entry) (call *yaml.Node) {
 	j.call = calling{}
 	var steps *yaml.Node
 	var ofCall []yamltree.Entry
-	for _, p := range r.Mapping(found.Value, "the job "+found.Key) {
+	keys := r.Mapping(found.Value, "the job "+found.Key)
+	for _, p := range keys {
 		switch p.Key {
 		case "if":
 			j.ignore(p)
@@ -159,7 +160,7 @@ func (r *reader) job(j *Job, found yamltree.Entry) (call *yaml.Node) {
 			j.ignore(p)
 		}
 	}
-	for _, p := range r.Mapping(found.Value, "the job "+found.Key) {
+	for _, p := range keys {
 		if call != nil && !slices.Contains(besideUses, p.Key) {
 			r.Failf(p.At, "a job that calls another workflow (uses) cannot have %.64s; it may have %s", p.Key,
 				strings.Join(besideUses, ", "))
