@@ -43,7 +43,10 @@ func (s *Store) removeEnded(ctx context.Context) {
 		next++
 	}
 	if next > first {
-		if err := s.queue.Purge(ctx, jetstream.WithPurgeSequence(next)); err != nil {
+		// Without a subject, if the requests from next on were deleted before, the server keeps a wrong first place, and the
+		// next purge takes a request too many.
+		subject := jetstream.WithPurgeSubject(queueSubject)
+		if err := s.queue.Purge(ctx, jetstream.WithPurgeSequence(next), subject); err != nil {
 			return
 		}
 	}
