@@ -88,6 +88,11 @@ type Job struct {
 	// OnStep is called for each change of a step, from one goroutine. GitLab's step runners do not report changes.
 	// May be nil.
 	OnStep func(StepEvent)
+	// OnOutputs is called once before Execute returns, if the step runner reports the job's end: with the outputs of the
+	// job's last step, and the names, sorted, of those that contain secrets and stay on the VM. If they are more than
+	// 1000, or have more than 1 MiB, it gets none, and a job that had succeeded fails. They are untrusted text, of at most
+	// 4 MiB. A step runner that cannot report outputs refuses the job. May be nil.
+	OnOutputs func(values map[string]string, masked []string)
 	// Resumed means that another process may have delivered the job already. The trace of Execute is then a
 	// [buildlog.Log] with the state of the log there, and the output continues where that stopped. A job that is
 	// delivered twice runs once. Needs Config.Attach.
@@ -162,7 +167,9 @@ func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Resu
 		return Result{}, errors.New("connector: Execute without a Connect that succeeded")
 	}
 	job.ID = cmp.Or(job.ID, c.cfg.BuildID)
-	job.Job = job.With(&pb.Job{Grace: durationpb.New(cmp.Or(grace, defaultGrace))})
+	job.Job = job.With(&pb.Job{
+		Grace: durationpb.New(cmp.Or(grace, defaultGrace)), Outputs: job.OnOutputs != nil,
+	})
 	traced := errors.New("the job ended before its trace was written")
 	if job.Trace != nil && job.OnTrace != nil {
 		defer func() { job.OnTrace(traced) }()

@@ -80,6 +80,7 @@ type endedJob struct {
 	pb.UnimplementedStepRunnerServer
 	output []*pb.FollowIOResponse
 	last   *pb.JobState
+	given  *pb.Outputs
 	trace  []byte
 
 	mu        sync.Mutex // guards the following
@@ -91,7 +92,7 @@ func (s *endedJob) Run(context.Context, *pb.RunRequest) (*pb.RunResponse, error)
 }
 
 func (s *endedJob) Follow(_ *pb.FollowRequest, stream grpc.ServerStreamingServer[pb.FollowResponse]) error {
-	return stream.Send(&pb.FollowResponse{Job: s.last})
+	return stream.Send(&pb.FollowResponse{Job: s.last, Outputs: s.given})
 }
 
 func (s *endedJob) FollowIO(_ *pb.FollowIORequest, stream grpc.ServerStreamingServer[pb.FollowIOResponse]) error {
@@ -240,4 +241,27 @@ func TestOneWriterForAllOutputIsWrittenByOneGoroutineAtATime(t *testing.T) {
 	require.Equal(t, 100, strings.Count(text, "o\n"))
 	require.Equal(t, 100, strings.Count(text, "e\n"))
 	require.Contains(t, text, "step runner: warning: step \"a\": first\n")
+}
+
+func TestOutputsOfAJobReachItsCaller(t *testing.T) {
+	job := Job{Job: &pb.Job{Script: "a"}}
+	var values map[string]string
+	var masked []string
+	job.OnOutputs = func(v map[string]string, m []string) { values, masked = v, m }
+	succeeded := &pb.JobState{Status: pb.JobState_suceeded} //nolint:misspell // as published
+	given := []*pb.Outputs_Output{
+		{Name: "b", Masked: true}, {Name: "v", Value: "1"}, {Name: "a", Masked: true, Value: "x"},
+	}
+	c := connectTo(t, &endedJob{last: succeeded, given: &pb.Outputs{Given: given}})
+	result, err := c.Execute(sshtest.Within(t), job, nil)
+	require.NoError(t, err)
+	require.Equal(t, Succeeded, result.Status)
+	require.Equal(t, map[string]string{"v": "1"}, values)
+	require.Equal(t, []string{"a", "b"}, masked)
+
+	c = connectTo(t, &endedJob{last: succeeded, given: &pb.Outputs{Refused: "too many"}})
+	result, err = c.Execute(sshtest.Within(t), job, nil)
+	require.NoError(t, err)
+	require.Equal(t, Result{Status: Failed, Message: "too many"}, result)
+	require.Empty(t, values)
 }

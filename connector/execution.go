@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -38,6 +39,7 @@ type execution struct {
 	log, stderr  *buildlog.Log // for stdout and for stderr; they may be the same
 	traceTimeout time.Duration // for one write to the job's Trace
 	last         *pb.JobState  // the job's final state, set by follow; nil while unknown
+	outputs      *pb.Outputs   // set with last
 	resume       bool          // the step runner supports FollowRequest.from
 	patience     time.Duration // see retryFor
 	stays        *bool         // set once the step runner may have the job, or if another one would fail it, too
@@ -103,7 +105,7 @@ func (e *execution) follow(
 		return err
 	})
 	group.Go(func() (err error) {
-		e.last, err = e.followSteps(following)
+		e.last, e.outputs, err = e.followSteps(following)
 		late = ctx.Err()
 		known.Store(true)
 		return err
@@ -136,7 +138,29 @@ func (e *execution) follow(
 	case err != nil:
 		return Result{}, err, err
 	}
-	return resultOf(e.last), traceErr, nil
+	return e.withOutputs(resultOf(e.last)), traceErr, nil
+}
+
+// withOutputs delivers the outputs of a job that has ended, and returns its result: a job whose outputs are refused has
+// failed.
+func (e *execution) withOutputs(result Result) Result {
+	if e.job.OnOutputs == nil {
+		return result
+	}
+	values, masked := map[string]string{}, []string(nil)
+	for _, o := range e.outputs.GetGiven() {
+		if o.GetMasked() {
+			masked = append(masked, o.GetName())
+		} else {
+			values[o.GetName()] = o.GetValue()
+		}
+	}
+	slices.Sort(masked)
+	e.job.OnOutputs(values, masked)
+	if refused := e.outputs.GetRefused(); refused != "" && result.Status == Succeeded {
+		result.Status, result.Message = Failed, refused
+	}
+	return result
 }
 
 // cancelAfter cancels a job when ctx ends. If the job has not ended after its grace and cancelLimit, it ends the
@@ -254,9 +278,11 @@ func delivered(ctx context.Context, n int, err error) (int, error) {
 	}
 }
 
-// followSteps reports step events and returns the job's final state. If Follow breaks, it continues with the next
-// event. An older step runner then starts from the first event; events that were reported before are skipped.
-func (e *execution) followSteps(ctx context.Context) (last *pb.JobState, err error) {
+// followSteps reports step events and returns the job's final state and outputs. If Follow breaks, it continues with the
+// next event. An older step runner then starts from the first event; events that were reported before are skipped.
+func (e *execution) followSteps(
+	ctx context.Context,
+) (last *pb.JobState, outputs *pb.Outputs, err error) {
 	reported := e.log.State().Events
 	err = retryFor(ctx, e.patience, func() (progress bool, err error) {
 		from := 0
@@ -275,7 +301,7 @@ func (e *execution) followSteps(ctx context.Context) (last *pb.JobState, err err
 			case err != nil:
 				return progress, err
 			case msg.GetJob() != nil:
-				last = msg.GetJob()
+				last, outputs = msg.GetJob(), msg.GetOutputs()
 				return true, nil
 			case n == maxEvents:
 				return progress, fmt.Errorf("the step runner reported more than %d changes of steps", maxEvents)
@@ -291,7 +317,7 @@ func (e *execution) followSteps(ctx context.Context) (last *pb.JobState, err err
 			}
 		}
 	})
-	return last, err
+	return last, outputs, err
 }
 
 // warnings returns the log lines for the warnings of a step that has ended.

@@ -121,6 +121,7 @@ func TestFloodsOfAHostileStepRunnerCostNoMemory(t *testing.T) {
 		"a step with 32 million children":  {program.Stepmux, follow(result(many(field(8, nil), 62<<20)), 1), "larger"},
 		"a step with two million children": {program.Stepmux, follow(result(many(field(8, nil), below)), 1+n/20000), ""},
 		"a step with a million outputs":    {program.Stepmux, follow(result(many(field(5, field(1, nil)), below)), 1), ""},
+		"a million outputs of the job":     {program.Stepmux, follow(field(21, many(field(1, nil), below)), 1), ""},
 		"a step with variables":            {program.Stepmux, follow(result(field(1, many(field(3, nil), below))), 1), ""},
 		"fields that are not known":        {program.Stepmux, follow(many(field(99, nil), below), 1), ""},
 		"a result in two million parts":    {program.Stepmux, follow(many(result(nil), below), 1), ""},

@@ -12,8 +12,8 @@ import (
 )
 
 // keptLists are the lists that are decoded, with the largest number of their elements: the jobs in the Status of a
-// step runner, and the warnings about a step.
-var keptLists = map[protoreflect.Name]int{"jobs": 1000, "warnings": 32}
+// step runner, the warnings about a step, and the outputs of a job.
+var keptLists = map[protoreflect.Name]int{"jobs": 1000, "warnings": 32, "given": 1000}
 
 // leanCodec decodes the messages of a step runner, which may be hostile. It skips the lists and maps that the manager
 // does not read: a sub-message of two bytes on the wire can take more than a hundred bytes decoded. Of keptLists it

@@ -105,7 +105,9 @@ func TestStepRunnerOfAnotherMakeTakesNoPolicy(t *testing.T) {
 	s := &refusingServer{refuse: func(*runnerproto.RunRequest) error { panic("the job was sent") }}
 	c := connectTo(t, s)
 	for _, job := range []*pb.Job{
-		{Script: "true", PassEnv: []string{"all"}}, {Script: "true", UnsafeExports: "allow"},
+		{Script: "true", PassEnv: []string{"all"}},
+		{Script: "true", UnsafeExports: "allow"},
+		{Script: "true", Outputs: true},
 	} {
 		_, err := c.Execute(t.Context(), Job{Job: job}, &sshtest.Log{})
 		var refused *RequestError

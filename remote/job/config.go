@@ -90,4 +90,6 @@ type Spec struct {
 	WorkDir string
 	// Trace asks for a trace of the job. May be nil.
 	Trace *TraceSpec
+	// Outputs says that callers want the outputs of the last step.
+	Outputs bool
 }

@@ -30,6 +30,7 @@ type record struct {
 	dir     string
 	started time.Time
 	grace   time.Duration
+	outputs bool // Spec.Outputs
 	// runner has the job's text and its variables. It is nil once the job has ended.
 	runner atomic.Pointer[engine.Runner]
 
@@ -74,8 +75,9 @@ type record struct {
 // newRecord returns the record of a job with the directory dir and logs of at most limit bytes.
 func newRecord(spec Spec, dir string, limit int64) *record {
 	j := &record{
-		id: spec.ID, digest: spec.Digest, dir: dir, started: time.Now(), state: Running, output: &output{},
-		done: make(chan struct{}), changed: make(chan struct{}),
+		id: spec.ID, digest: spec.Digest, dir: dir, outputs: spec.Outputs, started: time.Now(), state: Running,
+		output: &output{},
+		done:   make(chan struct{}), changed: make(chan struct{}),
 	}
 	for stream, name := range streamNames {
 		if Stream(stream) != Merged || spec.Merged {
@@ -123,6 +125,7 @@ func (j *record) statLocked() Stat {
 		ExitCode: r.ExitCode, Message: r.Message, TimedOut: r.TimedOut, System: r.System,
 		Isolation:      string(j.level), // Auto is empty
 		Usage:          j.usage,
+		Outputs:        j.outputs,
 		NothingStarted: j.state != Running && !j.begun.Load(),
 		ServerFailed:   j.serverFailed.Load(),
 		Stdout:         j.logs[Stdout].Len(), Stderr: j.logs[Stderr].Len(),

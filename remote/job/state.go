@@ -45,6 +45,8 @@ type Stat struct {
 	Isolation, IsolationReason string
 	// Usage is the usage of the commands of all jobs so far, not only of this one. It is set once the State is final.
 	Usage proc.Usage
+	// Outputs is that of the Spec.
+	Outputs bool
 	// Stdout and Stderr are the lengths of the streams.
 	Stdout, Stderr int64
 }

@@ -53,7 +53,9 @@ type Job struct {
 	// generated says that steps is not the text of steps_file but was made from it: lines in messages are not the file's.
 	Generated bool `protobuf:"varint,16,opt,name=generated,proto3" json:"generated,omitempty"`
 	// grace is the time between SIGTERM and SIGKILL when the job is stopped. Zero: 10 s.
-	Grace         *durationpb.Duration `protobuf:"bytes,20,opt,name=grace,proto3" json:"grace,omitempty"`
+	Grace *durationpb.Duration `protobuf:"bytes,20,opt,name=grace,proto3" json:"grace,omitempty"`
+	// outputs asks for the outputs of the job's last step: FollowResponse.outputs.
+	Outputs       bool `protobuf:"varint,21,opt,name=outputs,proto3" json:"outputs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -165,6 +167,13 @@ func (x *Job) GetGrace() *durationpb.Duration {
 	return nil
 }
 
+func (x *Job) GetOutputs() bool {
+	if x != nil {
+		return x.Outputs
+	}
+	return false
+}
+
 // Variable is a job variable.
 type Variable struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -241,7 +250,7 @@ var File_stepmuxv1_job_proto protoreflect.FileDescriptor
 const file_stepmuxv1_job_proto_rawDesc = "" +
 	"\n" +
 	"\x13stepmuxv1/job.proto\x12\n" +
-	"stepmux.v1\x1a\x1egoogle/protobuf/duration.proto\"\xd1\x03\n" +
+	"stepmux.v1\x1a\x1egoogle/protobuf/duration.proto\"\xeb\x03\n" +
 	"\x03Job\x12\x14\n" +
 	"\x05steps\x18\x01 \x01(\fR\x05steps\x12\x1d\n" +
 	"\n" +
@@ -254,7 +263,8 @@ const file_stepmuxv1_job_proto_rawDesc = "" +
 	"\x03env\x18\x0e \x03(\v2\x18.stepmux.v1.Job.EnvEntryR\x03env\x12\x19\n" +
 	"\bmay_fail\x18\x0f \x03(\tR\amayFail\x12\x1c\n" +
 	"\tgenerated\x18\x10 \x01(\bR\tgenerated\x12/\n" +
-	"\x05grace\x18\x14 \x01(\v2\x19.google.protobuf.DurationR\x05grace\x1a6\n" +
+	"\x05grace\x18\x14 \x01(\v2\x19.google.protobuf.DurationR\x05grace\x12\x18\n" +
+	"\aoutputs\x18\x15 \x01(\bR\aoutputs\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\a\x10\r\"^\n" +

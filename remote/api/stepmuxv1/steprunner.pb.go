@@ -133,7 +133,7 @@ func (x StepResult_Status) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use StepResult_Status.Descriptor instead.
 func (StepResult_Status) EnumDescriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{8, 0}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{9, 0}
 }
 
 type FollowIOResponse_StreamType int32
@@ -179,7 +179,7 @@ func (x FollowIOResponse_StreamType) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use FollowIOResponse_StreamType.Descriptor instead.
 func (FollowIOResponse_StreamType) EnumDescriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{12, 0}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{13, 0}
 }
 
 type JobState_JobStatus int32
@@ -232,7 +232,7 @@ func (x JobState_JobStatus) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use JobState_JobStatus.Descriptor instead.
 func (JobState_JobStatus) EnumDescriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{16, 0}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{17, 0}
 }
 
 type AttachRequest struct {
@@ -652,7 +652,9 @@ type FollowResponse struct {
 	// result is the step that changed or, in the last message of the stream, the whole job's tree.
 	Result *StepResult `protobuf:"bytes,1,opt,name=result,proto3" json:"result,omitempty"`
 	// job is set in the last message only: the job's final state.
-	Job           *JobState `protobuf:"bytes,20,opt,name=job,proto3" json:"job,omitempty"`
+	Job *JobState `protobuf:"bytes,20,opt,name=job,proto3" json:"job,omitempty"`
+	// outputs is set in the last message, also of a brief answer, if the job asks for its outputs.
+	Outputs       *Outputs `protobuf:"bytes,21,opt,name=outputs,proto3" json:"outputs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -701,6 +703,68 @@ func (x *FollowResponse) GetJob() *JobState {
 	return nil
 }
 
+func (x *FollowResponse) GetOutputs() *Outputs {
+	if x != nil {
+		return x.Outputs
+	}
+	return nil
+}
+
+// Outputs are the outputs of a job's last step.
+type Outputs struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// given has at most 1000 outputs.
+	Given []*Outputs_Output `protobuf:"bytes,1,rep,name=given,proto3" json:"given,omitempty"`
+	// refused says why none are given although the step has some: they are too many or too long.
+	Refused       string `protobuf:"bytes,2,opt,name=refused,proto3" json:"refused,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Outputs) Reset() {
+	*x = Outputs{}
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Outputs) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Outputs) ProtoMessage() {}
+
+func (x *Outputs) ProtoReflect() protoreflect.Message {
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Outputs.ProtoReflect.Descriptor instead.
+func (*Outputs) Descriptor() ([]byte, []int) {
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Outputs) GetGiven() []*Outputs_Output {
+	if x != nil {
+		return x.Given
+	}
+	return nil
+}
+
+func (x *Outputs) GetRefused() string {
+	if x != nil {
+		return x.Refused
+	}
+	return ""
+}
+
 // StepResult is what is known of one step. The job's own result has an empty name and the steps as
 // children.
 type StepResult struct {
@@ -726,7 +790,7 @@ type StepResult struct {
 
 func (x *StepResult) Reset() {
 	*x = StepResult{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[8]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -738,7 +802,7 @@ func (x *StepResult) String() string {
 func (*StepResult) ProtoMessage() {}
 
 func (x *StepResult) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[8]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -751,7 +815,7 @@ func (x *StepResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepResult.ProtoReflect.Descriptor instead.
 func (*StepResult) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{8}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *StepResult) GetStep() *Step {
@@ -842,7 +906,7 @@ type TraceRequest struct {
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[9]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -854,7 +918,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[9]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -867,7 +931,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{9}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *TraceRequest) GetId() string {
@@ -894,7 +958,7 @@ type TraceResponse struct {
 
 func (x *TraceResponse) Reset() {
 	*x = TraceResponse{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[10]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -906,7 +970,7 @@ func (x *TraceResponse) String() string {
 func (*TraceResponse) ProtoMessage() {}
 
 func (x *TraceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[10]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -919,7 +983,7 @@ func (x *TraceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
 func (*TraceResponse) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{10}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *TraceResponse) GetData() []byte {
@@ -944,7 +1008,7 @@ type FollowIORequest struct {
 
 func (x *FollowIORequest) Reset() {
 	*x = FollowIORequest{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[11]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -956,7 +1020,7 @@ func (x *FollowIORequest) String() string {
 func (*FollowIORequest) ProtoMessage() {}
 
 func (x *FollowIORequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[11]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -969,7 +1033,7 @@ func (x *FollowIORequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowIORequest.ProtoReflect.Descriptor instead.
 func (*FollowIORequest) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{11}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *FollowIORequest) GetId() string {
@@ -1020,7 +1084,7 @@ type FollowIOResponse struct {
 
 func (x *FollowIOResponse) Reset() {
 	*x = FollowIOResponse{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[12]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1032,7 +1096,7 @@ func (x *FollowIOResponse) String() string {
 func (*FollowIOResponse) ProtoMessage() {}
 
 func (x *FollowIOResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[12]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1045,7 +1109,7 @@ func (x *FollowIOResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowIOResponse.ProtoReflect.Descriptor instead.
 func (*FollowIOResponse) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{12}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *FollowIOResponse) GetStream() []byte {
@@ -1080,7 +1144,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[13]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1092,7 +1156,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[13]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1105,7 +1169,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{13}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CancelRequest) GetId() string {
@@ -1130,7 +1194,7 @@ type CancelResponse struct {
 
 func (x *CancelResponse) Reset() {
 	*x = CancelResponse{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[14]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1142,7 +1206,7 @@ func (x *CancelResponse) String() string {
 func (*CancelResponse) ProtoMessage() {}
 
 func (x *CancelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[14]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1155,7 +1219,7 @@ func (x *CancelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResponse.ProtoReflect.Descriptor instead.
 func (*CancelResponse) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{14}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{15}
 }
 
 type ListRequest struct {
@@ -1168,7 +1232,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[15]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1180,7 +1244,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[15]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1193,7 +1257,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{15}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListRequest) GetIds() []string {
@@ -1246,7 +1310,7 @@ type JobState struct {
 
 func (x *JobState) Reset() {
 	*x = JobState{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[16]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1258,7 +1322,7 @@ func (x *JobState) String() string {
 func (*JobState) ProtoMessage() {}
 
 func (x *JobState) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[16]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1271,7 +1335,7 @@ func (x *JobState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobState.ProtoReflect.Descriptor instead.
 func (*JobState) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{16}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *JobState) GetId() string {
@@ -1402,7 +1466,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[17]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1414,7 +1478,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[17]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1427,7 +1491,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{17}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListResponse) GetJobs() []*JobState {
@@ -1455,7 +1519,7 @@ type PlaceRequest struct {
 
 func (x *PlaceRequest) Reset() {
 	*x = PlaceRequest{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[18]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1467,7 +1531,7 @@ func (x *PlaceRequest) String() string {
 func (*PlaceRequest) ProtoMessage() {}
 
 func (x *PlaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[18]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1480,7 +1544,7 @@ func (x *PlaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceRequest.ProtoReflect.Descriptor instead.
 func (*PlaceRequest) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{18}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *PlaceRequest) GetDigest() string {
@@ -1530,7 +1594,7 @@ type PlaceResponse struct {
 
 func (x *PlaceResponse) Reset() {
 	*x = PlaceResponse{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[19]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1542,7 +1606,7 @@ func (x *PlaceResponse) String() string {
 func (*PlaceResponse) ProtoMessage() {}
 
 func (x *PlaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[19]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1555,7 +1619,7 @@ func (x *PlaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceResponse.ProtoReflect.Descriptor instead.
 func (*PlaceResponse) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{19}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PlaceResponse) GetWanted() int64 {
@@ -1593,7 +1657,7 @@ type CollectRequest struct {
 
 func (x *CollectRequest) Reset() {
 	*x = CollectRequest{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[20]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1605,7 +1669,7 @@ func (x *CollectRequest) String() string {
 func (*CollectRequest) ProtoMessage() {}
 
 func (x *CollectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[20]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1618,7 +1682,7 @@ func (x *CollectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectRequest.ProtoReflect.Descriptor instead.
 func (*CollectRequest) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{20}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CollectRequest) GetPaths() []string {
@@ -1656,7 +1720,7 @@ type CollectResponse struct {
 
 func (x *CollectResponse) Reset() {
 	*x = CollectResponse{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[21]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1668,7 +1732,7 @@ func (x *CollectResponse) String() string {
 func (*CollectResponse) ProtoMessage() {}
 
 func (x *CollectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[21]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1681,7 +1745,7 @@ func (x *CollectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectResponse.ProtoReflect.Descriptor instead.
 func (*CollectResponse) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{21}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *CollectResponse) GetData() []byte {
@@ -1705,6 +1769,68 @@ func (x *CollectResponse) GetNote() string {
 	return ""
 }
 
+type Outputs_Output struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// value is empty if masked is set.
+	Value string `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	// masked says that the value contains a secret.
+	Masked        bool `protobuf:"varint,3,opt,name=masked,proto3" json:"masked,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Outputs_Output) Reset() {
+	*x = Outputs_Output{}
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Outputs_Output) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Outputs_Output) ProtoMessage() {}
+
+func (x *Outputs_Output) ProtoReflect() protoreflect.Message {
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Outputs_Output.ProtoReflect.Descriptor instead.
+func (*Outputs_Output) Descriptor() ([]byte, []int) {
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{8, 0}
+}
+
+func (x *Outputs_Output) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Outputs_Output) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
+func (x *Outputs_Output) GetMasked() bool {
+	if x != nil {
+		return x.Masked
+	}
+	return false
+}
+
 // Output is one value a step gave.
 type StepResult_Output struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1721,7 +1847,7 @@ type StepResult_Output struct {
 
 func (x *StepResult_Output) Reset() {
 	*x = StepResult_Output{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[25]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1733,7 +1859,7 @@ func (x *StepResult_Output) String() string {
 func (*StepResult_Output) ProtoMessage() {}
 
 func (x *StepResult_Output) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[25]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1746,7 +1872,7 @@ func (x *StepResult_Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepResult_Output.ProtoReflect.Descriptor instead.
 func (*StepResult_Output) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{8, 2}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{9, 2}
 }
 
 func (x *StepResult_Output) GetKey() string {
@@ -1817,10 +1943,18 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\rFollowRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05brief\x18\x14 \x01(\bR\x05brief\x12\x12\n" +
-	"\x04from\x18\x15 \x01(\x03R\x04from\"h\n" +
+	"\x04from\x18\x15 \x01(\x03R\x04from\"\x97\x01\n" +
 	"\x0eFollowResponse\x12.\n" +
 	"\x06result\x18\x01 \x01(\v2\x16.stepmux.v1.StepResultR\x06result\x12&\n" +
-	"\x03job\x18\x14 \x01(\v2\x14.stepmux.v1.JobStateR\x03job\"\xa2\a\n" +
+	"\x03job\x18\x14 \x01(\v2\x14.stepmux.v1.JobStateR\x03job\x12-\n" +
+	"\aoutputs\x18\x15 \x01(\v2\x13.stepmux.v1.OutputsR\aoutputs\"\xa1\x01\n" +
+	"\aOutputs\x120\n" +
+	"\x05given\x18\x01 \x03(\v2\x1a.stepmux.v1.Outputs.OutputR\x05given\x12\x18\n" +
+	"\arefused\x18\x02 \x01(\tR\arefused\x1aJ\n" +
+	"\x06Output\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\x12\x16\n" +
+	"\x06masked\x18\x03 \x01(\bR\x06masked\"\xa2\a\n" +
 	"\n" +
 	"StepResult\x12$\n" +
 	"\x04step\x18\x01 \x01(\v2\x10.stepmux.v1.StepR\x04step\x125\n" +
@@ -1960,7 +2094,7 @@ func file_stepmuxv1_steprunner_proto_rawDescGZIP() []byte {
 }
 
 var file_stepmuxv1_steprunner_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_stepmuxv1_steprunner_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
+var file_stepmuxv1_steprunner_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_stepmuxv1_steprunner_proto_goTypes = []any{
 	(RunRequest_StepType)(0),         // 0: stepmux.v1.RunRequest.StepType
 	(StepResult_Status)(0),           // 1: stepmux.v1.StepResult.Status
@@ -1974,76 +2108,80 @@ var file_stepmuxv1_steprunner_proto_goTypes = []any{
 	(*RunResponse)(nil),              // 9: stepmux.v1.RunResponse
 	(*FollowRequest)(nil),            // 10: stepmux.v1.FollowRequest
 	(*FollowResponse)(nil),           // 11: stepmux.v1.FollowResponse
-	(*StepResult)(nil),               // 12: stepmux.v1.StepResult
-	(*TraceRequest)(nil),             // 13: stepmux.v1.TraceRequest
-	(*TraceResponse)(nil),            // 14: stepmux.v1.TraceResponse
-	(*FollowIORequest)(nil),          // 15: stepmux.v1.FollowIORequest
-	(*FollowIOResponse)(nil),         // 16: stepmux.v1.FollowIOResponse
-	(*CancelRequest)(nil),            // 17: stepmux.v1.CancelRequest
-	(*CancelResponse)(nil),           // 18: stepmux.v1.CancelResponse
-	(*ListRequest)(nil),              // 19: stepmux.v1.ListRequest
-	(*JobState)(nil),                 // 20: stepmux.v1.JobState
-	(*ListResponse)(nil),             // 21: stepmux.v1.ListResponse
-	(*PlaceRequest)(nil),             // 22: stepmux.v1.PlaceRequest
-	(*PlaceResponse)(nil),            // 23: stepmux.v1.PlaceResponse
-	(*CollectRequest)(nil),           // 24: stepmux.v1.CollectRequest
-	(*CollectResponse)(nil),          // 25: stepmux.v1.CollectResponse
-	nil,                              // 26: stepmux.v1.RunRequest.EnvEntry
-	nil,                              // 27: stepmux.v1.StepResult.OutputsEntry
-	nil,                              // 28: stepmux.v1.StepResult.ExportsEntry
-	(*StepResult_Output)(nil),        // 29: stepmux.v1.StepResult.Output
-	(*Step)(nil),                     // 30: stepmux.v1.Step
-	(*Job)(nil),                      // 31: stepmux.v1.Job
-	(*timestamppb.Timestamp)(nil),    // 32: google.protobuf.Timestamp
-	(*structpb.Value)(nil),           // 33: google.protobuf.Value
+	(*Outputs)(nil),                  // 12: stepmux.v1.Outputs
+	(*StepResult)(nil),               // 13: stepmux.v1.StepResult
+	(*TraceRequest)(nil),             // 14: stepmux.v1.TraceRequest
+	(*TraceResponse)(nil),            // 15: stepmux.v1.TraceResponse
+	(*FollowIORequest)(nil),          // 16: stepmux.v1.FollowIORequest
+	(*FollowIOResponse)(nil),         // 17: stepmux.v1.FollowIOResponse
+	(*CancelRequest)(nil),            // 18: stepmux.v1.CancelRequest
+	(*CancelResponse)(nil),           // 19: stepmux.v1.CancelResponse
+	(*ListRequest)(nil),              // 20: stepmux.v1.ListRequest
+	(*JobState)(nil),                 // 21: stepmux.v1.JobState
+	(*ListResponse)(nil),             // 22: stepmux.v1.ListResponse
+	(*PlaceRequest)(nil),             // 23: stepmux.v1.PlaceRequest
+	(*PlaceResponse)(nil),            // 24: stepmux.v1.PlaceResponse
+	(*CollectRequest)(nil),           // 25: stepmux.v1.CollectRequest
+	(*CollectResponse)(nil),          // 26: stepmux.v1.CollectResponse
+	nil,                              // 27: stepmux.v1.RunRequest.EnvEntry
+	(*Outputs_Output)(nil),           // 28: stepmux.v1.Outputs.Output
+	nil,                              // 29: stepmux.v1.StepResult.OutputsEntry
+	nil,                              // 30: stepmux.v1.StepResult.ExportsEntry
+	(*StepResult_Output)(nil),        // 31: stepmux.v1.StepResult.Output
+	(*Step)(nil),                     // 32: stepmux.v1.Step
+	(*Job)(nil),                      // 33: stepmux.v1.Job
+	(*timestamppb.Timestamp)(nil),    // 34: google.protobuf.Timestamp
+	(*structpb.Value)(nil),           // 35: google.protobuf.Value
 }
 var file_stepmuxv1_steprunner_proto_depIdxs = []int32{
-	26, // 0: stepmux.v1.RunRequest.env:type_name -> stepmux.v1.RunRequest.EnvEntry
+	27, // 0: stepmux.v1.RunRequest.env:type_name -> stepmux.v1.RunRequest.EnvEntry
 	0,  // 1: stepmux.v1.RunRequest.type:type_name -> stepmux.v1.RunRequest.StepType
-	30, // 2: stepmux.v1.RunRequest.steps:type_name -> stepmux.v1.Step
-	31, // 3: stepmux.v1.RunRequest.job:type_name -> stepmux.v1.Job
-	12, // 4: stepmux.v1.FollowResponse.result:type_name -> stepmux.v1.StepResult
-	20, // 5: stepmux.v1.FollowResponse.job:type_name -> stepmux.v1.JobState
-	30, // 6: stepmux.v1.StepResult.step:type_name -> stepmux.v1.Step
-	1,  // 7: stepmux.v1.StepResult.status:type_name -> stepmux.v1.StepResult.Status
-	27, // 8: stepmux.v1.StepResult.outputs:type_name -> stepmux.v1.StepResult.OutputsEntry
-	28, // 9: stepmux.v1.StepResult.exports:type_name -> stepmux.v1.StepResult.ExportsEntry
-	12, // 10: stepmux.v1.StepResult.children_step_results:type_name -> stepmux.v1.StepResult
-	32, // 11: stepmux.v1.StepResult.start_time:type_name -> google.protobuf.Timestamp
-	32, // 12: stepmux.v1.StepResult.finished_time:type_name -> google.protobuf.Timestamp
-	2,  // 13: stepmux.v1.FollowIOResponse.stream_type:type_name -> stepmux.v1.FollowIOResponse.StreamType
-	3,  // 14: stepmux.v1.JobState.status:type_name -> stepmux.v1.JobState.JobStatus
-	32, // 15: stepmux.v1.JobState.finished_time:type_name -> google.protobuf.Timestamp
-	32, // 16: stepmux.v1.JobState.start_time:type_name -> google.protobuf.Timestamp
-	20, // 17: stepmux.v1.ListResponse.jobs:type_name -> stepmux.v1.JobState
-	29, // 18: stepmux.v1.StepResult.OutputsEntry.value:type_name -> stepmux.v1.StepResult.Output
-	29, // 19: stepmux.v1.StepResult.ExportsEntry.value:type_name -> stepmux.v1.StepResult.Output
-	33, // 20: stepmux.v1.StepResult.Output.typed:type_name -> google.protobuf.Value
-	8,  // 21: stepmux.v1.StepRunner.Run:input_type -> stepmux.v1.RunRequest
-	10, // 22: stepmux.v1.StepRunner.Follow:input_type -> stepmux.v1.FollowRequest
-	15, // 23: stepmux.v1.StepRunner.FollowIO:input_type -> stepmux.v1.FollowIORequest
-	17, // 24: stepmux.v1.StepRunner.Cancel:input_type -> stepmux.v1.CancelRequest
-	13, // 25: stepmux.v1.StepRunner.Trace:input_type -> stepmux.v1.TraceRequest
-	19, // 26: stepmux.v1.StepRunner.List:input_type -> stepmux.v1.ListRequest
-	4,  // 27: stepmux.v1.Attachment.Attach:input_type -> stepmux.v1.AttachRequest
-	6,  // 28: stepmux.v1.Attachment.End:input_type -> stepmux.v1.EndRequest
-	22, // 29: stepmux.v1.Files.Place:input_type -> stepmux.v1.PlaceRequest
-	24, // 30: stepmux.v1.Files.Collect:input_type -> stepmux.v1.CollectRequest
-	9,  // 31: stepmux.v1.StepRunner.Run:output_type -> stepmux.v1.RunResponse
-	11, // 32: stepmux.v1.StepRunner.Follow:output_type -> stepmux.v1.FollowResponse
-	16, // 33: stepmux.v1.StepRunner.FollowIO:output_type -> stepmux.v1.FollowIOResponse
-	18, // 34: stepmux.v1.StepRunner.Cancel:output_type -> stepmux.v1.CancelResponse
-	14, // 35: stepmux.v1.StepRunner.Trace:output_type -> stepmux.v1.TraceResponse
-	21, // 36: stepmux.v1.StepRunner.List:output_type -> stepmux.v1.ListResponse
-	5,  // 37: stepmux.v1.Attachment.Attach:output_type -> stepmux.v1.AttachResponse
-	7,  // 38: stepmux.v1.Attachment.End:output_type -> stepmux.v1.EndResponse
-	23, // 39: stepmux.v1.Files.Place:output_type -> stepmux.v1.PlaceResponse
-	25, // 40: stepmux.v1.Files.Collect:output_type -> stepmux.v1.CollectResponse
-	31, // [31:41] is the sub-list for method output_type
-	21, // [21:31] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	32, // 2: stepmux.v1.RunRequest.steps:type_name -> stepmux.v1.Step
+	33, // 3: stepmux.v1.RunRequest.job:type_name -> stepmux.v1.Job
+	13, // 4: stepmux.v1.FollowResponse.result:type_name -> stepmux.v1.StepResult
+	21, // 5: stepmux.v1.FollowResponse.job:type_name -> stepmux.v1.JobState
+	12, // 6: stepmux.v1.FollowResponse.outputs:type_name -> stepmux.v1.Outputs
+	28, // 7: stepmux.v1.Outputs.given:type_name -> stepmux.v1.Outputs.Output
+	32, // 8: stepmux.v1.StepResult.step:type_name -> stepmux.v1.Step
+	1,  // 9: stepmux.v1.StepResult.status:type_name -> stepmux.v1.StepResult.Status
+	29, // 10: stepmux.v1.StepResult.outputs:type_name -> stepmux.v1.StepResult.OutputsEntry
+	30, // 11: stepmux.v1.StepResult.exports:type_name -> stepmux.v1.StepResult.ExportsEntry
+	13, // 12: stepmux.v1.StepResult.children_step_results:type_name -> stepmux.v1.StepResult
+	34, // 13: stepmux.v1.StepResult.start_time:type_name -> google.protobuf.Timestamp
+	34, // 14: stepmux.v1.StepResult.finished_time:type_name -> google.protobuf.Timestamp
+	2,  // 15: stepmux.v1.FollowIOResponse.stream_type:type_name -> stepmux.v1.FollowIOResponse.StreamType
+	3,  // 16: stepmux.v1.JobState.status:type_name -> stepmux.v1.JobState.JobStatus
+	34, // 17: stepmux.v1.JobState.finished_time:type_name -> google.protobuf.Timestamp
+	34, // 18: stepmux.v1.JobState.start_time:type_name -> google.protobuf.Timestamp
+	21, // 19: stepmux.v1.ListResponse.jobs:type_name -> stepmux.v1.JobState
+	31, // 20: stepmux.v1.StepResult.OutputsEntry.value:type_name -> stepmux.v1.StepResult.Output
+	31, // 21: stepmux.v1.StepResult.ExportsEntry.value:type_name -> stepmux.v1.StepResult.Output
+	35, // 22: stepmux.v1.StepResult.Output.typed:type_name -> google.protobuf.Value
+	8,  // 23: stepmux.v1.StepRunner.Run:input_type -> stepmux.v1.RunRequest
+	10, // 24: stepmux.v1.StepRunner.Follow:input_type -> stepmux.v1.FollowRequest
+	16, // 25: stepmux.v1.StepRunner.FollowIO:input_type -> stepmux.v1.FollowIORequest
+	18, // 26: stepmux.v1.StepRunner.Cancel:input_type -> stepmux.v1.CancelRequest
+	14, // 27: stepmux.v1.StepRunner.Trace:input_type -> stepmux.v1.TraceRequest
+	20, // 28: stepmux.v1.StepRunner.List:input_type -> stepmux.v1.ListRequest
+	4,  // 29: stepmux.v1.Attachment.Attach:input_type -> stepmux.v1.AttachRequest
+	6,  // 30: stepmux.v1.Attachment.End:input_type -> stepmux.v1.EndRequest
+	23, // 31: stepmux.v1.Files.Place:input_type -> stepmux.v1.PlaceRequest
+	25, // 32: stepmux.v1.Files.Collect:input_type -> stepmux.v1.CollectRequest
+	9,  // 33: stepmux.v1.StepRunner.Run:output_type -> stepmux.v1.RunResponse
+	11, // 34: stepmux.v1.StepRunner.Follow:output_type -> stepmux.v1.FollowResponse
+	17, // 35: stepmux.v1.StepRunner.FollowIO:output_type -> stepmux.v1.FollowIOResponse
+	19, // 36: stepmux.v1.StepRunner.Cancel:output_type -> stepmux.v1.CancelResponse
+	15, // 37: stepmux.v1.StepRunner.Trace:output_type -> stepmux.v1.TraceResponse
+	22, // 38: stepmux.v1.StepRunner.List:output_type -> stepmux.v1.ListResponse
+	5,  // 39: stepmux.v1.Attachment.Attach:output_type -> stepmux.v1.AttachResponse
+	7,  // 40: stepmux.v1.Attachment.End:output_type -> stepmux.v1.EndResponse
+	24, // 41: stepmux.v1.Files.Place:output_type -> stepmux.v1.PlaceResponse
+	26, // 42: stepmux.v1.Files.Collect:output_type -> stepmux.v1.CollectResponse
+	33, // [33:43] is the sub-list for method output_type
+	23, // [23:33] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_stepmuxv1_steprunner_proto_init() }
@@ -2059,7 +2197,7 @@ func file_stepmuxv1_steprunner_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stepmuxv1_steprunner_proto_rawDesc), len(file_stepmuxv1_steprunner_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   26,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

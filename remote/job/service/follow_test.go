@@ -331,3 +331,49 @@ func TestPanicInACallIsTheFailureOfThatCall(t *testing.T) {
 	require.Equal(t, codes.Internal, status.Code(err))
 	require.NotContains(t, err.Error(), "geheim")
 }
+
+// outputs runs the script of a step that may write outputs to the file $1, in a job that asks for them. It returns them
+// as they come with a brief answer.
+func (h *harness) outputs(id, script string) *pb.Outputs {
+	h.t.Helper()
+	req := yaml(id, "- {name: other, script: \"true\"}\n- {name: gives, step: ./gives}\n")
+	req.WorkDir, req.Job.Outputs = h.t.TempDir(), true
+	require.NoError(h.t, os.WriteFile(filepath.Join(req.GetWorkDir(), "give.sh"), []byte(script), 0o600))
+	require.NoError(h.t, os.Mkdir(filepath.Join(req.GetWorkDir(), "gives"), 0o700))
+	require.NoError(h.t, os.WriteFile(filepath.Join(req.GetWorkDir(), "gives/step.yml"), []byte(`
+spec: {outputs: {plain: {type: string}, secret: {type: string, sensitive: true}}}
+---
+exec: {command: [sh, give.sh, "${{ output_file }}"]}
+`), 0o600))
+	h.run(req)
+	stream, err := h.Follow(h.t.Context(), &pb.FollowRequest{Id: id, Brief: true})
+	require.NoError(h.t, err)
+	for {
+		msg, err := stream.Recv()
+		require.NoError(h.t, err)
+		if msg.GetJob() != nil {
+			return msg.GetOutputs()
+		}
+		require.Nil(h.t, msg.GetOutputs())
+	}
+}
+
+func TestOutputsOfTheLastStepComeIfTheJobAsksForThem(t *testing.T) {
+	h := newHarness(t)
+	for _, code := range []string{"0", "4"} {
+		got := map[string]string{}
+		given := h.outputs("ends-"+code,
+			`printf '{"name":"plain","value":"a"}\n{"name":"secret","value":"geheim"}\n' >$1; exit `+code)
+		for _, o := range given.GetGiven() {
+			got[o.GetName()] = o.GetValue() + map[bool]string{true: "masked"}[o.GetMasked()]
+		}
+		require.Equal(t, map[string]string{"plain": "a", "secret": "masked"}, got, code)
+	}
+	large := h.outputs("large", `printf '{"name":"plain","value":"%01100000d"}\n{"name":"secret","value":"x"}\n' 0 >$1`)
+	require.Empty(t, large.GetGiven())
+	require.Contains(t, large.GetRefused(), "outputs of more than 1048576 bytes together")
+
+	h.run(yaml("unasked", "- script: \"true\"\n"))
+	_, last := h.follow("unasked")
+	require.Nil(t, last.GetOutputs())
+}

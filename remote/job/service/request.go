@@ -32,7 +32,7 @@ const (
 // specOf checks req and returns the job that it asks for. The error names the field.
 func specOf(req *pb.RunRequest) (job.Spec, error) {
 	asked, err := jobOf(req)
-	spec := job.Spec{ID: req.GetId(), WorkDir: req.GetWorkDir()}
+	spec := job.Spec{ID: req.GetId(), WorkDir: req.GetWorkDir(), Outputs: asked.GetOutputs()}
 	if err != nil {
 		return spec, err
 	}

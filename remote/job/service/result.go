@@ -1,6 +1,7 @@
 package service
 
 import (
+	"fmt"
 	"strings"
 	"time"
 
@@ -60,6 +61,30 @@ func strip(r *pb.StepResult) {
 	for _, child := range r.GetChildrenStepResults() {
 		strip(child)
 	}
+}
+
+// maxOutputs and maxOutputBytes bound the outputs of a job, names and values. GitHub has the same bound of bytes.
+const maxOutputs, maxOutputBytes = 1000, 1 << 20
+
+// lastOutputs returns the outputs of the last of a job's steps.
+func lastOutputs(steps []engine.StepResult) *pb.Outputs {
+	all, size := &pb.Outputs{}, 0
+	if len(steps) == 0 {
+		return all
+	}
+	for name, v := range steps[len(steps)-1].Outputs {
+		out := &pb.Outputs_Output{Name: name, Masked: v.Sensitive()}
+		if !out.GetMasked() {
+			out.Value = valid(v.Text())
+		}
+		size += len(out.GetName()) + len(out.GetValue())
+		all.Given = append(all.Given, out)
+	}
+	if len(all.GetGiven()) > maxOutputs || size > maxOutputBytes {
+		return &pb.Outputs{Refused: fmt.Sprintf("the job has more than %d outputs, or outputs of more than %d bytes together",
+			maxOutputs, maxOutputBytes)}
+	}
+	return all
 }
 
 // outputsOf returns the outputs of a step, except for sensitive values.

@@ -63,7 +63,11 @@ func (r *runner) Follow(req *pb.FollowRequest, stream grpc.ServerStreamingServer
 			Status: result.Status, ExitCode: result.ExitCode, Message: result.Message, Steps: result.Steps,
 			Outputs: result.Outputs, Exports: result.Exports, Started: stat.Started, Finished: stat.Finished,
 		})
-		return send(&pb.FollowResponse{Result: tree, Job: stateOf(stat)})
+		last := &pb.FollowResponse{Result: tree, Job: stateOf(stat)}
+		if stat.Outputs {
+			last.Outputs = lastOutputs(result.Steps)
+		}
+		return send(last)
 	})
 }
 
