@@ -73,6 +73,8 @@ type Job struct {
 	// Artifacts are collected when the job has ended, even if it failed, and before Execute returns. A cancelled job
 	// has none. If they cannot be collected, a job that had succeeded fails. May be nil.
 	Artifacts *files.Artifacts
+	// Services are those for the job's actions. May be nil.
+	Services *Services
 	// Stderr, if not nil, receives the job's stderr; the trace of Execute then receives only its stdout. GitLab's
 	// step runners merge the two: with them a Stderr is a RequestError.
 	Stderr io.Writer
@@ -258,6 +260,10 @@ func (b *build) execute(
 	stays *bool,
 ) (result Result, traceErr, err error) {
 	if b.program.Kind == program.StepRunner {
+		if job.Services != nil {
+			err = &RequestError{Message: fmt.Sprintf("%v has no services for actions: use a stepmux on the VM", b.program)}
+			return Result{}, err, err
+		}
 		if job.Project != nil || job.Artifacts != nil {
 			err = &RequestError{Message: fmt.Sprintf("%v takes no project and gives no artifacts: use a stepmux on the VM",
 				b.program)}
@@ -283,6 +289,13 @@ func (b *build) execute(
 		if err := e.place(ctx, calls, pb.NewFilesClient(client), &b.c.cfg.VM.files); err != nil {
 			return Result{}, err, err
 		}
+	}
+	if job.Services != nil {
+		stop, err := e.serveServices(ctx, calls, pb.NewReachClient(client))
+		if err != nil {
+			return Result{}, err, err
+		}
+		defer stop()
 	}
 	// A job that was cancelled before may have ended and be forgotten. Delivering it again would run it again.
 	if !job.Resumed || ctx.Err() == nil {

@@ -44,6 +44,9 @@ func connectTo(t testing.TB, server any, options ...grpc.ServerOption) *Connecto
 	if server, ok := server.(pb.FilesServer); ok {
 		pb.RegisterFilesServer(s, server)
 	}
+	if server, ok := server.(pb.ReachServer); ok {
+		pb.RegisterReachServer(s, server)
+	}
 	listener := bufconn.Listen(1 << 16)
 	var serving sync.WaitGroup
 	serving.Go(func() { _ = s.Serve(listener) })

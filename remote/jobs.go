@@ -16,6 +16,7 @@ import (
 	"github.com/stepmux/stepmux/remote/job/service"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/project"
+	"github.com/stepmux/stepmux/remote/reach"
 	"github.com/stepmux/stepmux/remote/step/action"
 	"github.com/stepmux/stepmux/remote/step/component"
 )
@@ -61,12 +62,15 @@ func openJobs(
 		Command: archiveCommand, Start: init.Start,
 	})
 	files.Register(server)
+	services := reach.New()
+	services.Register(server)
 	return &jobRunner{server: server, warm: store.Warm, stop: store.Shutdown, close: func() error {
 		files.Close()
+		services.Close()
 		return errors.Join(store.Close(), init.Close())
 	}, clean: func() bool {
 		level, _ := init.Isolation(context.Background()) // the init has ended
-		return store.Undisturbed() && (level == vmconfig.Processes || level == vmconfig.Private)
+		return store.Undisturbed() && !services.Used() && (level == vmconfig.Processes || level == vmconfig.Private)
 	}}, nil
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/remote/commands/doors"
 	"github.com/stepmux/stepmux/remote/step/action"
+	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
 const jobExitHelp = `Exit codes:
@@ -50,7 +51,7 @@ type jobFlags struct {
 	defaultTrace string
 	cacheDir     string
 	actions      action.Config
-	services     func() (action.Services, func() bool, error) // see [standalone.Config]; may be nil
+	services     func() (engine.Services, func() bool, error) // see [standalone.Config]; may be nil
 	provenance   string
 	policyFlags
 	provenanceFlags

@@ -119,7 +119,7 @@ func (f *localFlags) run(cmd *cobra.Command, files []string) (err error) {
 		if wrong != nil {
 			return wrong
 		}
-		if services := newLocalServices(cmd.Context(), src); services != nil {
+		if services := newJobServices(cmd.Context(), src, false); services != nil {
 			f.services = services.begin
 			defer func() { err = errors.Join(err, services.close()) }()
 		}

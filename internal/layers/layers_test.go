@@ -126,7 +126,7 @@ var allowed = map[string][]string{
 	"remote": {
 		"remote/api/vmconfig", "remote/step/action", "remote/cgroup", "remote/isolate", "remote/builduser",
 		"remote/relay", "remote/stale", "remote/socketdir", "remote/pipe", "remote/proc", "remote/job/service", "remote/job",
-		"remote/linger", "remote/project", "internal/pause", "internal/rmtree",
+		"remote/linger", "remote/project", "remote/reach", "internal/pause", "internal/rmtree",
 		"remote/step/engine", "remote/step/component", "remote/step/lang", "internal/wire",
 		"internal/oserr",
 	},
@@ -161,6 +161,7 @@ var allowed = map[string][]string{
 		"internal/alive", "internal/coalesce", "internal/oserr", "internal/pause",
 	},
 	"remote/linger":    {"remote/api/**", "internal/wire"},
+	"remote/reach":     {"remote/api/**"},
 	"remote/stale":     {"remote/proc", "remote/socketdir", "remote/pipe"},
 	"remote/socketdir": {"internal/wire", "internal/filelock", "internal/pause", "internal/rmtree", "internal/oserr"},
 	"remote/pipe":      {"internal/wire"},

@@ -35,7 +35,7 @@ type Config struct {
 	Actions action.Config
 	// Services registers the job at the services for actions. It returns them, and a function for the end of the job,
 	// which reports whether the job has made artifacts there. May be nil.
-	Services func() (_ action.Services, end func() (made bool), err error)
+	Services func() (_ engine.Services, end func() (made bool), err error)
 	// Timeout bounds the job. If zero, 24 h.
 	Timeout time.Duration
 	// Grace is the time between SIGTERM and SIGKILL when the job is stopped. If zero, 10 s. If negative, none.
@@ -86,7 +86,8 @@ func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err er
 				report.Passing = made
 			}
 		}()
-		cfg.Actions.Services = services
+		j = new(*j)
+		j.Services = services
 	}
 	store, closeStore, err := openStore(cfg.TempDir, "stepmux-local-", cfg.CacheDir, cfg.Actions,
 		job.Config{Fetcher: cfg.Fetcher, Version: cfg.Version, Policy: cfg.Policy})
@@ -100,9 +101,6 @@ func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err er
 	}
 	var made *trace.Trace
 	spec := job.Spec{ID: jobID, WorkDir: cfg.WorkDir, Secrets: j.Secrets, Config: j.Config}
-	if token := cfg.Actions.Services.Token; token != "" {
-		spec.Secrets = append(slices.Clip(spec.Secrets), token)
-	}
 	spec.Timeout, spec.Grace = cfg.Timeout, grace
 	if cfg.Trace != nil {
 		spec.Trace = &job.TraceSpec{

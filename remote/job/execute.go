@@ -140,7 +140,7 @@ func (j *record) prepare(spec Spec, jobs, kept *os.File, base string) (place eng
 			return place, err
 		}
 	}
-	notices, err := hideAll(&j.output.secrets, spec.Vars, spec.Secrets)
+	notices, err := hideAll(&j.output.secrets, spec)
 	if err != nil {
 		return place, err
 	}

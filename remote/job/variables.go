@@ -3,15 +3,15 @@ package job
 import (
 	"errors"
 	"fmt"
+	"slices"
 
-	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
-// hideAll adds the values of masked variables, and the texts in others, to secrets. It returns a notice for each
+// hideAll adds the values of masked variables, and the other secrets of a job, to secrets. It returns a notice for each
 // variable whose value is too short to be masked. If it returns an error (too many secrets), the job must not run.
-func hideAll(secrets *mask.Set, vars []engine.Variable, others []string) (notices []string, err error) {
-	for _, v := range vars {
+func hideAll(secrets *mask.Set, spec Spec) (notices []string, err error) {
+	for _, v := range spec.Vars {
 		if !v.Masked || v.Value == "" {
 			continue
 		}
@@ -23,7 +23,7 @@ func hideAll(secrets *mask.Set, vars []engine.Variable, others []string) (notice
 			return nil, fmt.Errorf("mask variable %s: %w", v.Key, err)
 		}
 	}
-	for _, text := range others {
+	for _, text := range append(slices.Clip(spec.Secrets), spec.Services.Token) {
 		if err := secrets.Add(text); err != nil && !errors.Is(err, mask.ErrShort) {
 			return nil, fmt.Errorf("mask a secret: %w", err)
 		}

@@ -55,7 +55,9 @@ type Job struct {
 	// grace is the time between SIGTERM and SIGKILL when the job is stopped. Zero: 10 s.
 	Grace *durationpb.Duration `protobuf:"bytes,20,opt,name=grace,proto3" json:"grace,omitempty"`
 	// outputs asks for the outputs of the job's last step: FollowResponse.outputs.
-	Outputs       bool `protobuf:"varint,21,opt,name=outputs,proto3" json:"outputs,omitempty"`
+	Outputs bool `protobuf:"varint,21,opt,name=outputs,proto3" json:"outputs,omitempty"`
+	// services are those for the actions of the job. Not set: none.
+	Services      *ActionServices `protobuf:"bytes,22,opt,name=services,proto3" json:"services,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -174,6 +176,13 @@ func (x *Job) GetOutputs() bool {
 	return false
 }
 
+func (x *Job) GetServices() *ActionServices {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
 // Variable is a job variable.
 type Variable struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -245,12 +254,67 @@ func (x *Variable) GetFile() bool {
 	return false
 }
 
+// ActionServices are the services for the artifacts and caches of a job's actions.
+type ActionServices struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// url is their address as the job reaches it, http://HOST:PORT without a slash at its end.
+	Url string `protobuf:"bytes,1,opt,name=url,proto3" json:"url,omitempty"`
+	// token is the job's. It is a secret.
+	Token         string `protobuf:"bytes,2,opt,name=token,proto3" json:"token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ActionServices) Reset() {
+	*x = ActionServices{}
+	mi := &file_stepmuxv1_job_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ActionServices) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ActionServices) ProtoMessage() {}
+
+func (x *ActionServices) ProtoReflect() protoreflect.Message {
+	mi := &file_stepmuxv1_job_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ActionServices.ProtoReflect.Descriptor instead.
+func (*ActionServices) Descriptor() ([]byte, []int) {
+	return file_stepmuxv1_job_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ActionServices) GetUrl() string {
+	if x != nil {
+		return x.Url
+	}
+	return ""
+}
+
+func (x *ActionServices) GetToken() string {
+	if x != nil {
+		return x.Token
+	}
+	return ""
+}
+
 var File_stepmuxv1_job_proto protoreflect.FileDescriptor
 
 const file_stepmuxv1_job_proto_rawDesc = "" +
 	"\n" +
 	"\x13stepmuxv1/job.proto\x12\n" +
-	"stepmux.v1\x1a\x1egoogle/protobuf/duration.proto\"\xeb\x03\n" +
+	"stepmux.v1\x1a\x1egoogle/protobuf/duration.proto\"\xa3\x04\n" +
 	"\x03Job\x12\x14\n" +
 	"\x05steps\x18\x01 \x01(\fR\x05steps\x12\x1d\n" +
 	"\n" +
@@ -264,7 +328,8 @@ const file_stepmuxv1_job_proto_rawDesc = "" +
 	"\bmay_fail\x18\x0f \x03(\tR\amayFail\x12\x1c\n" +
 	"\tgenerated\x18\x10 \x01(\bR\tgenerated\x12/\n" +
 	"\x05grace\x18\x14 \x01(\v2\x19.google.protobuf.DurationR\x05grace\x12\x18\n" +
-	"\aoutputs\x18\x15 \x01(\bR\aoutputs\x1a6\n" +
+	"\aoutputs\x18\x15 \x01(\bR\aoutputs\x126\n" +
+	"\bservices\x18\x16 \x01(\v2\x1a.stepmux.v1.ActionServicesR\bservices\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\a\x10\r\"^\n" +
@@ -272,7 +337,10 @@ const file_stepmuxv1_job_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x12\x16\n" +
 	"\x06masked\x18\x03 \x01(\bR\x06masked\x12\x12\n" +
-	"\x04file\x18\x04 \x01(\bR\x04fileB;Z9github.com/stepmux/stepmux/remote/api/stepmuxv1;stepmuxv1b\x06proto3"
+	"\x04file\x18\x04 \x01(\bR\x04file\"8\n" +
+	"\x0eActionServices\x12\x10\n" +
+	"\x03url\x18\x01 \x01(\tR\x03url\x12\x14\n" +
+	"\x05token\x18\x02 \x01(\tR\x05tokenB;Z9github.com/stepmux/stepmux/remote/api/stepmuxv1;stepmuxv1b\x06proto3"
 
 var (
 	file_stepmuxv1_job_proto_rawDescOnce sync.Once
@@ -286,23 +354,25 @@ func file_stepmuxv1_job_proto_rawDescGZIP() []byte {
 	return file_stepmuxv1_job_proto_rawDescData
 }
 
-var file_stepmuxv1_job_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
+var file_stepmuxv1_job_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
 var file_stepmuxv1_job_proto_goTypes = []any{
 	(*Job)(nil),                 // 0: stepmux.v1.Job
 	(*Variable)(nil),            // 1: stepmux.v1.Variable
-	nil,                         // 2: stepmux.v1.Job.EnvEntry
-	(*durationpb.Duration)(nil), // 3: google.protobuf.Duration
+	(*ActionServices)(nil),      // 2: stepmux.v1.ActionServices
+	nil,                         // 3: stepmux.v1.Job.EnvEntry
+	(*durationpb.Duration)(nil), // 4: google.protobuf.Duration
 }
 var file_stepmuxv1_job_proto_depIdxs = []int32{
 	1, // 0: stepmux.v1.Job.variables:type_name -> stepmux.v1.Variable
-	3, // 1: stepmux.v1.Job.timeout:type_name -> google.protobuf.Duration
-	2, // 2: stepmux.v1.Job.env:type_name -> stepmux.v1.Job.EnvEntry
-	3, // 3: stepmux.v1.Job.grace:type_name -> google.protobuf.Duration
-	4, // [4:4] is the sub-list for method output_type
-	4, // [4:4] is the sub-list for method input_type
-	4, // [4:4] is the sub-list for extension type_name
-	4, // [4:4] is the sub-list for extension extendee
-	0, // [0:4] is the sub-list for field type_name
+	4, // 1: stepmux.v1.Job.timeout:type_name -> google.protobuf.Duration
+	3, // 2: stepmux.v1.Job.env:type_name -> stepmux.v1.Job.EnvEntry
+	4, // 3: stepmux.v1.Job.grace:type_name -> google.protobuf.Duration
+	2, // 4: stepmux.v1.Job.services:type_name -> stepmux.v1.ActionServices
+	5, // [5:5] is the sub-list for method output_type
+	5, // [5:5] is the sub-list for method input_type
+	5, // [5:5] is the sub-list for extension type_name
+	5, // [5:5] is the sub-list for extension extendee
+	0, // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_stepmuxv1_job_proto_init() }
@@ -316,7 +386,7 @@ func file_stepmuxv1_job_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stepmuxv1_job_proto_rawDesc), len(file_stepmuxv1_job_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   3,
+			NumMessages:   4,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1501,6 +1501,195 @@ func (x *ListResponse) GetJobs() []*JobState {
 	return nil
 }
 
+type ListenRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListenRequest) Reset() {
+	*x = ListenRequest{}
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListenRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListenRequest) ProtoMessage() {}
+
+func (x *ListenRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListenRequest.ProtoReflect.Descriptor instead.
+func (*ListenRequest) Descriptor() ([]byte, []int) {
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{19}
+}
+
+type ListenResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// address is HOST:PORT.
+	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	// connection is the number of a connection.
+	Connection    int64 `protobuf:"varint,2,opt,name=connection,proto3" json:"connection,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListenResponse) Reset() {
+	*x = ListenResponse{}
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListenResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListenResponse) ProtoMessage() {}
+
+func (x *ListenResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListenResponse.ProtoReflect.Descriptor instead.
+func (*ListenResponse) Descriptor() ([]byte, []int) {
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *ListenResponse) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *ListenResponse) GetConnection() int64 {
+	if x != nil {
+		return x.Connection
+	}
+	return 0
+}
+
+type CarryRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// connection is set in the first request only.
+	Connection int64 `protobuf:"varint,1,opt,name=connection,proto3" json:"connection,omitempty"`
+	// data is a piece of what the manager's end says, of at most 1 MiB.
+	Data          []byte `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CarryRequest) Reset() {
+	*x = CarryRequest{}
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CarryRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CarryRequest) ProtoMessage() {}
+
+func (x *CarryRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CarryRequest.ProtoReflect.Descriptor instead.
+func (*CarryRequest) Descriptor() ([]byte, []int) {
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *CarryRequest) GetConnection() int64 {
+	if x != nil {
+		return x.Connection
+	}
+	return 0
+}
+
+func (x *CarryRequest) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+type CarryResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// data is a piece of what the process says, of at most 1 MiB.
+	Data          []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CarryResponse) Reset() {
+	*x = CarryResponse{}
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CarryResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CarryResponse) ProtoMessage() {}
+
+func (x *CarryResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CarryResponse.ProtoReflect.Descriptor instead.
+func (*CarryResponse) Descriptor() ([]byte, []int) {
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *CarryResponse) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
 type PlaceRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// digest is the SHA-256 of the archive, in hexadecimal, and size its length. Empty, with ask: no archive.
@@ -1519,7 +1708,7 @@ type PlaceRequest struct {
 
 func (x *PlaceRequest) Reset() {
 	*x = PlaceRequest{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[19]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1531,7 +1720,7 @@ func (x *PlaceRequest) String() string {
 func (*PlaceRequest) ProtoMessage() {}
 
 func (x *PlaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[19]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1544,7 +1733,7 @@ func (x *PlaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceRequest.ProtoReflect.Descriptor instead.
 func (*PlaceRequest) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{19}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PlaceRequest) GetDigest() string {
@@ -1594,7 +1783,7 @@ type PlaceResponse struct {
 
 func (x *PlaceResponse) Reset() {
 	*x = PlaceResponse{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[20]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1606,7 +1795,7 @@ func (x *PlaceResponse) String() string {
 func (*PlaceResponse) ProtoMessage() {}
 
 func (x *PlaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[20]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1619,7 +1808,7 @@ func (x *PlaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceResponse.ProtoReflect.Descriptor instead.
 func (*PlaceResponse) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{20}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PlaceResponse) GetWanted() int64 {
@@ -1657,7 +1846,7 @@ type CollectRequest struct {
 
 func (x *CollectRequest) Reset() {
 	*x = CollectRequest{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[21]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1669,7 +1858,7 @@ func (x *CollectRequest) String() string {
 func (*CollectRequest) ProtoMessage() {}
 
 func (x *CollectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[21]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1682,7 +1871,7 @@ func (x *CollectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectRequest.ProtoReflect.Descriptor instead.
 func (*CollectRequest) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{21}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CollectRequest) GetPaths() []string {
@@ -1720,7 +1909,7 @@ type CollectResponse struct {
 
 func (x *CollectResponse) Reset() {
 	*x = CollectResponse{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[22]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1732,7 +1921,7 @@ func (x *CollectResponse) String() string {
 func (*CollectResponse) ProtoMessage() {}
 
 func (x *CollectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[22]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1745,7 +1934,7 @@ func (x *CollectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectResponse.ProtoReflect.Descriptor instead.
 func (*CollectResponse) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{22}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CollectResponse) GetData() []byte {
@@ -1782,7 +1971,7 @@ type Outputs_Output struct {
 
 func (x *Outputs_Output) Reset() {
 	*x = Outputs_Output{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[24]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1794,7 +1983,7 @@ func (x *Outputs_Output) String() string {
 func (*Outputs_Output) ProtoMessage() {}
 
 func (x *Outputs_Output) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[24]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1847,7 +2036,7 @@ type StepResult_Output struct {
 
 func (x *StepResult_Output) Reset() {
 	*x = StepResult_Output{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[27]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1859,7 +2048,7 @@ func (x *StepResult_Output) String() string {
 func (*StepResult_Output) ProtoMessage() {}
 
 func (x *StepResult_Output) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[27]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2046,7 +2235,20 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\x06failed\x10\x02\x12\r\n" +
 	"\tcancelled\x10\x03\"8\n" +
 	"\fListResponse\x12(\n" +
-	"\x04jobs\x18\x01 \x03(\v2\x14.stepmux.v1.JobStateR\x04jobs\"v\n" +
+	"\x04jobs\x18\x01 \x03(\v2\x14.stepmux.v1.JobStateR\x04jobs\"\x0f\n" +
+	"\rListenRequest\"J\n" +
+	"\x0eListenResponse\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1e\n" +
+	"\n" +
+	"connection\x18\x02 \x01(\x03R\n" +
+	"connection\"B\n" +
+	"\fCarryRequest\x12\x1e\n" +
+	"\n" +
+	"connection\x18\x01 \x01(\x03R\n" +
+	"connection\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\"#\n" +
+	"\rCarryResponse\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"v\n" +
 	"\fPlaceRequest\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x10\n" +
@@ -2076,7 +2278,10 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\n" +
 	"Attachment\x12A\n" +
 	"\x06Attach\x12\x19.stepmux.v1.AttachRequest\x1a\x1a.stepmux.v1.AttachResponse0\x01\x126\n" +
-	"\x03End\x12\x16.stepmux.v1.EndRequest\x1a\x17.stepmux.v1.EndResponse2\x8f\x01\n" +
+	"\x03End\x12\x16.stepmux.v1.EndRequest\x1a\x17.stepmux.v1.EndResponse2\x8c\x01\n" +
+	"\x05Reach\x12A\n" +
+	"\x06Listen\x12\x19.stepmux.v1.ListenRequest\x1a\x1a.stepmux.v1.ListenResponse0\x01\x12@\n" +
+	"\x05Carry\x12\x18.stepmux.v1.CarryRequest\x1a\x19.stepmux.v1.CarryResponse(\x010\x012\x8f\x01\n" +
 	"\x05Files\x12@\n" +
 	"\x05Place\x12\x18.stepmux.v1.PlaceRequest\x1a\x19.stepmux.v1.PlaceResponse(\x010\x01\x12D\n" +
 	"\aCollect\x12\x1a.stepmux.v1.CollectRequest\x1a\x1b.stepmux.v1.CollectResponse0\x01B;Z9github.com/stepmux/stepmux/remote/api/stepmuxv1;stepmuxv1b\x06proto3"
@@ -2094,7 +2299,7 @@ func file_stepmuxv1_steprunner_proto_rawDescGZIP() []byte {
 }
 
 var file_stepmuxv1_steprunner_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_stepmuxv1_steprunner_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_stepmuxv1_steprunner_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_stepmuxv1_steprunner_proto_goTypes = []any{
 	(RunRequest_StepType)(0),         // 0: stepmux.v1.RunRequest.StepType
 	(StepResult_Status)(0),           // 1: stepmux.v1.StepResult.Status
@@ -2119,44 +2324,48 @@ var file_stepmuxv1_steprunner_proto_goTypes = []any{
 	(*ListRequest)(nil),              // 20: stepmux.v1.ListRequest
 	(*JobState)(nil),                 // 21: stepmux.v1.JobState
 	(*ListResponse)(nil),             // 22: stepmux.v1.ListResponse
-	(*PlaceRequest)(nil),             // 23: stepmux.v1.PlaceRequest
-	(*PlaceResponse)(nil),            // 24: stepmux.v1.PlaceResponse
-	(*CollectRequest)(nil),           // 25: stepmux.v1.CollectRequest
-	(*CollectResponse)(nil),          // 26: stepmux.v1.CollectResponse
-	nil,                              // 27: stepmux.v1.RunRequest.EnvEntry
-	(*Outputs_Output)(nil),           // 28: stepmux.v1.Outputs.Output
-	nil,                              // 29: stepmux.v1.StepResult.OutputsEntry
-	nil,                              // 30: stepmux.v1.StepResult.ExportsEntry
-	(*StepResult_Output)(nil),        // 31: stepmux.v1.StepResult.Output
-	(*Step)(nil),                     // 32: stepmux.v1.Step
-	(*Job)(nil),                      // 33: stepmux.v1.Job
-	(*timestamppb.Timestamp)(nil),    // 34: google.protobuf.Timestamp
-	(*structpb.Value)(nil),           // 35: google.protobuf.Value
+	(*ListenRequest)(nil),            // 23: stepmux.v1.ListenRequest
+	(*ListenResponse)(nil),           // 24: stepmux.v1.ListenResponse
+	(*CarryRequest)(nil),             // 25: stepmux.v1.CarryRequest
+	(*CarryResponse)(nil),            // 26: stepmux.v1.CarryResponse
+	(*PlaceRequest)(nil),             // 27: stepmux.v1.PlaceRequest
+	(*PlaceResponse)(nil),            // 28: stepmux.v1.PlaceResponse
+	(*CollectRequest)(nil),           // 29: stepmux.v1.CollectRequest
+	(*CollectResponse)(nil),          // 30: stepmux.v1.CollectResponse
+	nil,                              // 31: stepmux.v1.RunRequest.EnvEntry
+	(*Outputs_Output)(nil),           // 32: stepmux.v1.Outputs.Output
+	nil,                              // 33: stepmux.v1.StepResult.OutputsEntry
+	nil,                              // 34: stepmux.v1.StepResult.ExportsEntry
+	(*StepResult_Output)(nil),        // 35: stepmux.v1.StepResult.Output
+	(*Step)(nil),                     // 36: stepmux.v1.Step
+	(*Job)(nil),                      // 37: stepmux.v1.Job
+	(*timestamppb.Timestamp)(nil),    // 38: google.protobuf.Timestamp
+	(*structpb.Value)(nil),           // 39: google.protobuf.Value
 }
 var file_stepmuxv1_steprunner_proto_depIdxs = []int32{
-	27, // 0: stepmux.v1.RunRequest.env:type_name -> stepmux.v1.RunRequest.EnvEntry
+	31, // 0: stepmux.v1.RunRequest.env:type_name -> stepmux.v1.RunRequest.EnvEntry
 	0,  // 1: stepmux.v1.RunRequest.type:type_name -> stepmux.v1.RunRequest.StepType
-	32, // 2: stepmux.v1.RunRequest.steps:type_name -> stepmux.v1.Step
-	33, // 3: stepmux.v1.RunRequest.job:type_name -> stepmux.v1.Job
+	36, // 2: stepmux.v1.RunRequest.steps:type_name -> stepmux.v1.Step
+	37, // 3: stepmux.v1.RunRequest.job:type_name -> stepmux.v1.Job
 	13, // 4: stepmux.v1.FollowResponse.result:type_name -> stepmux.v1.StepResult
 	21, // 5: stepmux.v1.FollowResponse.job:type_name -> stepmux.v1.JobState
 	12, // 6: stepmux.v1.FollowResponse.outputs:type_name -> stepmux.v1.Outputs
-	28, // 7: stepmux.v1.Outputs.given:type_name -> stepmux.v1.Outputs.Output
-	32, // 8: stepmux.v1.StepResult.step:type_name -> stepmux.v1.Step
+	32, // 7: stepmux.v1.Outputs.given:type_name -> stepmux.v1.Outputs.Output
+	36, // 8: stepmux.v1.StepResult.step:type_name -> stepmux.v1.Step
 	1,  // 9: stepmux.v1.StepResult.status:type_name -> stepmux.v1.StepResult.Status
-	29, // 10: stepmux.v1.StepResult.outputs:type_name -> stepmux.v1.StepResult.OutputsEntry
-	30, // 11: stepmux.v1.StepResult.exports:type_name -> stepmux.v1.StepResult.ExportsEntry
+	33, // 10: stepmux.v1.StepResult.outputs:type_name -> stepmux.v1.StepResult.OutputsEntry
+	34, // 11: stepmux.v1.StepResult.exports:type_name -> stepmux.v1.StepResult.ExportsEntry
 	13, // 12: stepmux.v1.StepResult.children_step_results:type_name -> stepmux.v1.StepResult
-	34, // 13: stepmux.v1.StepResult.start_time:type_name -> google.protobuf.Timestamp
-	34, // 14: stepmux.v1.StepResult.finished_time:type_name -> google.protobuf.Timestamp
+	38, // 13: stepmux.v1.StepResult.start_time:type_name -> google.protobuf.Timestamp
+	38, // 14: stepmux.v1.StepResult.finished_time:type_name -> google.protobuf.Timestamp
 	2,  // 15: stepmux.v1.FollowIOResponse.stream_type:type_name -> stepmux.v1.FollowIOResponse.StreamType
 	3,  // 16: stepmux.v1.JobState.status:type_name -> stepmux.v1.JobState.JobStatus
-	34, // 17: stepmux.v1.JobState.finished_time:type_name -> google.protobuf.Timestamp
-	34, // 18: stepmux.v1.JobState.start_time:type_name -> google.protobuf.Timestamp
+	38, // 17: stepmux.v1.JobState.finished_time:type_name -> google.protobuf.Timestamp
+	38, // 18: stepmux.v1.JobState.start_time:type_name -> google.protobuf.Timestamp
 	21, // 19: stepmux.v1.ListResponse.jobs:type_name -> stepmux.v1.JobState
-	31, // 20: stepmux.v1.StepResult.OutputsEntry.value:type_name -> stepmux.v1.StepResult.Output
-	31, // 21: stepmux.v1.StepResult.ExportsEntry.value:type_name -> stepmux.v1.StepResult.Output
-	35, // 22: stepmux.v1.StepResult.Output.typed:type_name -> google.protobuf.Value
+	35, // 20: stepmux.v1.StepResult.OutputsEntry.value:type_name -> stepmux.v1.StepResult.Output
+	35, // 21: stepmux.v1.StepResult.ExportsEntry.value:type_name -> stepmux.v1.StepResult.Output
+	39, // 22: stepmux.v1.StepResult.Output.typed:type_name -> google.protobuf.Value
 	8,  // 23: stepmux.v1.StepRunner.Run:input_type -> stepmux.v1.RunRequest
 	10, // 24: stepmux.v1.StepRunner.Follow:input_type -> stepmux.v1.FollowRequest
 	16, // 25: stepmux.v1.StepRunner.FollowIO:input_type -> stepmux.v1.FollowIORequest
@@ -2165,20 +2374,24 @@ var file_stepmuxv1_steprunner_proto_depIdxs = []int32{
 	20, // 28: stepmux.v1.StepRunner.List:input_type -> stepmux.v1.ListRequest
 	4,  // 29: stepmux.v1.Attachment.Attach:input_type -> stepmux.v1.AttachRequest
 	6,  // 30: stepmux.v1.Attachment.End:input_type -> stepmux.v1.EndRequest
-	23, // 31: stepmux.v1.Files.Place:input_type -> stepmux.v1.PlaceRequest
-	25, // 32: stepmux.v1.Files.Collect:input_type -> stepmux.v1.CollectRequest
-	9,  // 33: stepmux.v1.StepRunner.Run:output_type -> stepmux.v1.RunResponse
-	11, // 34: stepmux.v1.StepRunner.Follow:output_type -> stepmux.v1.FollowResponse
-	17, // 35: stepmux.v1.StepRunner.FollowIO:output_type -> stepmux.v1.FollowIOResponse
-	19, // 36: stepmux.v1.StepRunner.Cancel:output_type -> stepmux.v1.CancelResponse
-	15, // 37: stepmux.v1.StepRunner.Trace:output_type -> stepmux.v1.TraceResponse
-	22, // 38: stepmux.v1.StepRunner.List:output_type -> stepmux.v1.ListResponse
-	5,  // 39: stepmux.v1.Attachment.Attach:output_type -> stepmux.v1.AttachResponse
-	7,  // 40: stepmux.v1.Attachment.End:output_type -> stepmux.v1.EndResponse
-	24, // 41: stepmux.v1.Files.Place:output_type -> stepmux.v1.PlaceResponse
-	26, // 42: stepmux.v1.Files.Collect:output_type -> stepmux.v1.CollectResponse
-	33, // [33:43] is the sub-list for method output_type
-	23, // [23:33] is the sub-list for method input_type
+	23, // 31: stepmux.v1.Reach.Listen:input_type -> stepmux.v1.ListenRequest
+	25, // 32: stepmux.v1.Reach.Carry:input_type -> stepmux.v1.CarryRequest
+	27, // 33: stepmux.v1.Files.Place:input_type -> stepmux.v1.PlaceRequest
+	29, // 34: stepmux.v1.Files.Collect:input_type -> stepmux.v1.CollectRequest
+	9,  // 35: stepmux.v1.StepRunner.Run:output_type -> stepmux.v1.RunResponse
+	11, // 36: stepmux.v1.StepRunner.Follow:output_type -> stepmux.v1.FollowResponse
+	17, // 37: stepmux.v1.StepRunner.FollowIO:output_type -> stepmux.v1.FollowIOResponse
+	19, // 38: stepmux.v1.StepRunner.Cancel:output_type -> stepmux.v1.CancelResponse
+	15, // 39: stepmux.v1.StepRunner.Trace:output_type -> stepmux.v1.TraceResponse
+	22, // 40: stepmux.v1.StepRunner.List:output_type -> stepmux.v1.ListResponse
+	5,  // 41: stepmux.v1.Attachment.Attach:output_type -> stepmux.v1.AttachResponse
+	7,  // 42: stepmux.v1.Attachment.End:output_type -> stepmux.v1.EndResponse
+	24, // 43: stepmux.v1.Reach.Listen:output_type -> stepmux.v1.ListenResponse
+	26, // 44: stepmux.v1.Reach.Carry:output_type -> stepmux.v1.CarryResponse
+	28, // 45: stepmux.v1.Files.Place:output_type -> stepmux.v1.PlaceResponse
+	30, // 46: stepmux.v1.Files.Collect:output_type -> stepmux.v1.CollectResponse
+	35, // [35:47] is the sub-list for method output_type
+	23, // [23:35] is the sub-list for method input_type
 	23, // [23:23] is the sub-list for extension type_name
 	23, // [23:23] is the sub-list for extension extendee
 	0,  // [0:23] is the sub-list for field type_name
@@ -2197,9 +2410,9 @@ func file_stepmuxv1_steprunner_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stepmuxv1_steprunner_proto_rawDesc), len(file_stepmuxv1_steprunner_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   28,
+			NumMessages:   32,
 			NumExtensions: 0,
-			NumServices:   3,
+			NumServices:   4,
 		},
 		GoTypes:           file_stepmuxv1_steprunner_proto_goTypes,
 		DependencyIndexes: file_stepmuxv1_steprunner_proto_depIdxs,

@@ -511,6 +511,153 @@ var Attachment_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
+	Reach_Listen_FullMethodName = "/stepmux.v1.Reach/Listen"
+	Reach_Carry_FullMethodName  = "/stepmux.v1.Reach/Carry"
+)
+
+// ReachClient is the client API for Reach service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Reach lets processes of a build reach services of its manager, to whose machine no port is opened.
+type ReachClient interface {
+	// Listen opens a port of the loopback interface, which the step runner keeps until it ends. The first answer has the
+	// address, the others announce connections to it. A later call takes the place of an earlier one, which is ABORTED.
+	Listen(ctx context.Context, in *ListenRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListenResponse], error)
+	// Carry carries the bytes of an announced connection, once, until both ends have closed it.
+	Carry(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[CarryRequest, CarryResponse], error)
+}
+
+type reachClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewReachClient(cc grpc.ClientConnInterface) ReachClient {
+	return &reachClient{cc}
+}
+
+func (c *reachClient) Listen(ctx context.Context, in *ListenRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListenResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Reach_ServiceDesc.Streams[0], Reach_Listen_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ListenRequest, ListenResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Reach_ListenClient = grpc.ServerStreamingClient[ListenResponse]
+
+func (c *reachClient) Carry(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[CarryRequest, CarryResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Reach_ServiceDesc.Streams[1], Reach_Carry_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[CarryRequest, CarryResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Reach_CarryClient = grpc.BidiStreamingClient[CarryRequest, CarryResponse]
+
+// ReachServer is the server API for Reach service.
+// All implementations must embed UnimplementedReachServer
+// for forward compatibility.
+//
+// Reach lets processes of a build reach services of its manager, to whose machine no port is opened.
+type ReachServer interface {
+	// Listen opens a port of the loopback interface, which the step runner keeps until it ends. The first answer has the
+	// address, the others announce connections to it. A later call takes the place of an earlier one, which is ABORTED.
+	Listen(*ListenRequest, grpc.ServerStreamingServer[ListenResponse]) error
+	// Carry carries the bytes of an announced connection, once, until both ends have closed it.
+	Carry(grpc.BidiStreamingServer[CarryRequest, CarryResponse]) error
+	mustEmbedUnimplementedReachServer()
+}
+
+// UnimplementedReachServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedReachServer struct{}
+
+func (UnimplementedReachServer) Listen(*ListenRequest, grpc.ServerStreamingServer[ListenResponse]) error {
+	return status.Error(codes.Unimplemented, "method Listen not implemented")
+}
+func (UnimplementedReachServer) Carry(grpc.BidiStreamingServer[CarryRequest, CarryResponse]) error {
+	return status.Error(codes.Unimplemented, "method Carry not implemented")
+}
+func (UnimplementedReachServer) mustEmbedUnimplementedReachServer() {}
+func (UnimplementedReachServer) testEmbeddedByValue()               {}
+
+// UnsafeReachServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to ReachServer will
+// result in compilation errors.
+type UnsafeReachServer interface {
+	mustEmbedUnimplementedReachServer()
+}
+
+func RegisterReachServer(s grpc.ServiceRegistrar, srv ReachServer) {
+	// If the following call panics, it indicates UnimplementedReachServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Reach_ServiceDesc, srv)
+}
+
+func _Reach_Listen_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ListenRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ReachServer).Listen(m, &grpc.GenericServerStream[ListenRequest, ListenResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Reach_ListenServer = grpc.ServerStreamingServer[ListenResponse]
+
+func _Reach_Carry_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(ReachServer).Carry(&grpc.GenericServerStream[CarryRequest, CarryResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Reach_CarryServer = grpc.BidiStreamingServer[CarryRequest, CarryResponse]
+
+// Reach_ServiceDesc is the grpc.ServiceDesc for Reach service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Reach_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "stepmux.v1.Reach",
+	HandlerType: (*ReachServer)(nil),
+	Methods:     []grpc.MethodDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Listen",
+			Handler:       _Reach_Listen_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Carry",
+			Handler:       _Reach_Carry_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
+	},
+	Metadata: "stepmuxv1/steprunner.proto",
+}
+
+const (
 	Files_Place_FullMethodName   = "/stepmux.v1.Files/Place"
 	Files_Collect_FullMethodName = "/stepmux.v1.Files/Collect"
 )

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -36,7 +37,13 @@ func specOf(req *pb.RunRequest) (job.Spec, error) {
 	if err != nil {
 		return spec, err
 	}
-	spec.Config = engine.Config{Env: asked.GetEnv(), MayFail: asked.GetMayFail(), Policy: engine.PolicyOf(asked)}
+	spec.Config = engine.Config{
+		Env: asked.GetEnv(), MayFail: asked.GetMayFail(), Policy: engine.PolicyOf(asked),
+		Services: engine.Services{URL: asked.GetServices().GetUrl(), Token: asked.GetServices().GetToken()},
+	}
+	if err := checkServices(spec.Services); err != nil {
+		return spec, err
+	}
 	err = check(&spec, map[string]string{
 		"work_dir": spec.WorkDir, "steps_file": asked.GetStepsFile(), "image": req.GetImage(),
 	})
@@ -73,6 +80,25 @@ func specOf(req *pb.RunRequest) (job.Spec, error) {
 	}
 	return spec, err
 }
+
+// minToken and maxToken bound the token of a job, in bytes: a shorter one could not be masked.
+const minToken, maxToken = 16, 4096
+
+// checkServices checks the services for a job's actions.
+func checkServices(s engine.Services) error {
+	if s.URL == "" && s.Token == "" {
+		return nil
+	}
+	if at, err := url.Parse(s.URL); err != nil || at.Scheme != "http" || at.Host == "" || s.URL != "http://"+at.Host {
+		return errors.New("services.url: use http://HOST:PORT")
+	}
+	if len(s.Token) < minToken || len(s.Token) > maxToken || strings.Trim(s.Token, tokenLetters) != "" {
+		return fmt.Errorf("services.token: use %d to %d of A-Z a-z 0-9 . _ -", minToken, maxToken)
+	}
+	return nil
+}
+
+const tokenLetters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
 
 // errVersions refuses a request whose fields this version does not know: they may be what keeps the job safe.
 var errVersions = errors.New("the request has fields that this step runner does not know: use the same version of " +

@@ -31,21 +31,11 @@ type Config struct {
 	Base string
 	// RequirePinned refuses actions whose revision is not a full commit.
 	RequirePinned bool
-	// Services are those of the job. The zero value is none.
-	Services Services
 }
 
-// Services says where actions find the services for artifacts and caches. Only actions that run on the machine itself
+// setServices adds the variables by which the clients find the services. Only actions that run on the machine itself
 // get them: no script, as on GitHub, and no container, which has a loopback of its own.
-type Services struct {
-	// URL is the address of the services, without a slash at its end.
-	URL string
-	// Token is the token of the job. It is a secret, which the caller masks.
-	Token string
-}
-
-// set adds the variables by which the clients find the services.
-func (s Services) set(env map[string]string) {
+func setServices(s engine.Services, env map[string]string) {
 	if s.URL == "" {
 		return
 	}

@@ -30,7 +30,7 @@ func (x *running) runNode(
 		return engine.Failed(err)
 	}
 	all := x.environment(p.files, env)
-	x.cfg.Services.set(all)
+	setServices(x.call.Services(), all)
 	all["GITHUB_ACTION_PATH"] = a.dir
 	all["GITHUB_ACTION_REF"], all["GITHUB_ACTION_REPOSITORY"] = a.ref.GetRev(), a.ref.GetRepository()
 	node, err := x.node(all, a.asks)

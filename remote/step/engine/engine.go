@@ -56,6 +56,8 @@ type Config struct {
 	Fetcher component.Getter
 	// Language makes the runner of the job's actions. If nil, actions fail.
 	Language func() Language
+	// Services are those for the job's actions. The zero value is none.
+	Services Services
 	// Program is the absolute path of the program whose commands the built-in steps run. If empty, this program.
 	Program string
 	// Secrets are masked in the output and in messages. Run adds the secrets that it finds. If nil, Run begins with an
@@ -79,6 +81,14 @@ type Config struct {
 	Observe func(StepResult)
 	// Events gets more events than Observe. May be nil.
 	Events Events
+}
+
+// Services says where actions find the services for artifacts and caches.
+type Services struct {
+	// URL is the address of the services, without a slash at its end.
+	URL string
+	// Token is the token of the job. It is a secret, which the caller masks.
+	Token string
 }
 
 // Place has the directories and the output streams of a job.

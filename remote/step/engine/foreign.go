@@ -206,6 +206,9 @@ func (c *Call) Open(path string, flag int, perm fs.FileMode) (*os.File, error) {
 	return c.r.cfg.Open(path, flag, perm)
 }
 
+// Services are those for the job's actions.
+func (c *Call) Services() Services { return c.r.cfg.Services }
+
 // Variables are the job variables that the step may know. Call Reading with those that it reads.
 func (c *Call) Variables() map[string]expr.Value { return c.r.knownVars(c.g) }
 

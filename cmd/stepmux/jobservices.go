@@ -1,0 +1,166 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/internal/actionservices"
+	"github.com/stepmux/stepmux/internal/boundedhttp"
+	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/checkout"
+	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
+	"github.com/stepmux/stepmux/remote/jobcache"
+	"github.com/stepmux/stepmux/remote/step/engine"
+)
+
+// jobServices are the services for the actions in the jobs of a workflow: artifacts, which end with the command, and the
+// caches of the project on this machine. They begin with the first job. The owner calls close. It is safe for concurrent
+// use.
+type jobServices struct {
+	ctx    context.Context // of the command
+	scopes []string
+	caches string
+	onVMs  bool // the jobs run there; else the services listen on the loopback interface
+
+	begun  sync.Once
+	err    error // of the begin
+	temp   *tempDir
+	url    string // on this machine
+	taken  *takenConns
+	server *actionservices.Server
+	http   *boundedhttp.Server
+}
+
+// newJobServices returns the services for a workflow, or nil if no job of it can use an action.
+func newJobServices(ctx context.Context, src standalone.Source, onVMs bool) *jobServices {
+	if src.Format != standalone.GitHub || !bytes.Contains(src.Text, []byte("uses")) {
+		return nil
+	}
+	s := &jobServices{ctx: ctx, scopes: cacheScopes(src.Predefined), onVMs: onVMs}
+	if base, err := os.UserCacheDir(); err == nil {
+		s.caches = engine.CachesOf(base, engine.LocalProject(checkout.Repository(ctx, src.WorkDir)))
+	}
+	return s
+}
+
+// cacheScopes returns the references whose caches a job finds, as with GitHub: its own and the default branch.
+func cacheScopes(vars []gitlabci.Variable) (scopes []string) {
+	for _, of := range []struct{ name, prefix string }{
+		{"CI_COMMIT_TAG", "refs/tags/"}, {"CI_COMMIT_BRANCH", "refs/heads/"}, {"CI_DEFAULT_BRANCH", "refs/heads/"},
+	} {
+		i := slices.IndexFunc(vars, func(v gitlabci.Variable) bool { return v.Name == of.name && v.Value != "" })
+		if i < 0 {
+			continue
+		}
+		if ref := of.prefix + vars[i].Value; !slices.Contains(scopes, ref) {
+			scopes = append(scopes, ref)
+		}
+	}
+	return scopes
+}
+
+// open begins the services.
+func (s *jobServices) open() (err error) {
+	if s.temp, err = makeTempDir(s.ctx, "services-"); err != nil {
+		return err
+	}
+	dir := filepath.Join(s.temp.path, "artifacts")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return err
+	}
+	var listener net.Listener
+	if s.onVMs {
+		s.taken = newTakenConns()
+		listener = s.taken
+	} else if listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+		return err
+	}
+	s.server = actionservices.New(actionservices.Config{Dir: dir, Caches: s.caches})
+	s.http = boundedhttp.ServeFiles(listener, s.server, nil)
+	s.url = "http://" + listener.Addr().String()
+	return nil
+}
+
+// register registers a job, and returns its token and a function for its end; see [actionservices.Server].
+func (s *jobServices) register() (token string, end func() (made bool), err error) {
+	if s.begun.Do(func() { s.err = s.open() }); s.err != nil {
+		return "", nil, s.err
+	}
+	token, end = s.server.Begin(actionservices.Job{Run: "1", Name: "job", Scopes: s.scopes})
+	return token, end, nil
+}
+
+// begin registers a job on this machine; see [standalone.Config].
+func (s *jobServices) begin() (_ engine.Services, end func() (made bool), err error) {
+	token, end, err := s.register()
+	return engine.Services{URL: s.url, Token: token}, end, err
+}
+
+// beginOnVM registers a job that runs elsewhere.
+func (s *jobServices) beginOnVM() (_ *connector.Services, end func() (made bool), err error) {
+	token, end, err := s.register()
+	if err != nil {
+		return nil, nil, err
+	}
+	return &connector.Services{Token: token, Take: s.taken.take}, end, nil
+}
+
+// close ends the services, and removes the artifacts.
+func (s *jobServices) close() (err error) {
+	if s.http != nil {
+		s.http.Close()
+		s.server.Close()
+		if s.caches != "" {
+			jobcache.Sweep(s.ctx, filepath.Dir(s.caches))
+		}
+	}
+	if s.temp != nil {
+		err = s.temp.remove()
+	}
+	return err
+}
+
+// takenConns is a listener whose connections others have accepted.
+type takenConns struct {
+	conns chan net.Conn
+	done  chan struct{}
+	close sync.Once
+}
+
+func newTakenConns() *takenConns {
+	return &takenConns{conns: make(chan net.Conn), done: make(chan struct{})}
+}
+
+// take passes a connection to Accept, or closes it if the listener is closed.
+func (l *takenConns) take(conn net.Conn) {
+	select {
+	case l.conns <- conn:
+	case <-l.done:
+		conn.Close()
+	}
+}
+
+// Accept implements net.Listener.
+func (l *takenConns) Accept() (net.Conn, error) {
+	select {
+	case conn := <-l.conns:
+		return conn, nil
+	case <-l.done:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close implements net.Listener.
+func (l *takenConns) Close() error {
+	l.close.Do(func() { close(l.done) })
+	return nil
+}
+
+// Addr implements net.Listener. There is no address: each job has one of its own.
+func (l *takenConns) Addr() net.Addr { return &net.UnixAddr{Net: "unix"} }

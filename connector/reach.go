@@ -1,0 +1,150 @@
+package connector
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+)
+
+// Services are the services for the artifacts and caches of a job's actions. The job reaches them by a port on the
+// loopback interface of its own machine or container. Other users of a VM reach that port too: the token is the guard.
+type Services struct {
+	// Token is the job's token: 16 to 4096 characters of A-Z a-z 0-9 . _ -. It is masked in the job's output.
+	Token string
+	// Take takes a connection that a process has made to the port, and has it closed. At most 128 are open at a time. It
+	// is called from several goroutines. The bytes are untrusted.
+	Take func(net.Conn)
+}
+
+const (
+	// maxCarried bounds the connections of a job at a time: twice as many as a step runner has, which announces the next
+	// one as soon as its end of another is closed.
+	maxCarried = 128
+	// carried is the length of the largest message with bytes of a connection.
+	carried = 128 << 10
+)
+
+// serveServices lets the job reach its services until stop is called, and adds their address to the job.
+func (e *execution) serveServices(ctx, calls context.Context, rpc pb.ReachClient) (stop func(), err error) {
+	own, end := context.WithCancel(calls)
+	r := &reaching{rpc: rpc, take: e.job.Services.Take, slots: make(chan struct{}, maxCarried)}
+	address, failed := make(chan string, 1), make(chan error, 1)
+	r.wg.Go(func() {
+		failed <- retryFor(own, e.patience, func() (bool, error) { return r.listen(own, address) })
+	})
+	stop = func() {
+		end()
+		r.wg.Wait()
+	}
+	select {
+	case at := <-address:
+		e.job.Job = e.job.With(&pb.Job{Services: &pb.ActionServices{Url: "http://" + at, Token: e.job.Services.Token}})
+		return stop, nil
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	case err = <-failed:
+		switch {
+		case calls.Err() != nil:
+			err = context.Cause(calls)
+		case status.Code(err) == codes.Unimplemented:
+			err = &RequestError{Message: "the step runner on the VM is too old for the services of actions: install this " +
+				"version there"}
+		default:
+			err = fmt.Errorf("open the port for the services of actions: %w", plain(err))
+		}
+	}
+	stop()
+	return nil, err
+}
+
+// reaching carries the connections of a job to its services.
+type reaching struct {
+	rpc   pb.ReachClient
+	take  func(net.Conn)
+	slots chan struct{}
+	wg    sync.WaitGroup
+}
+
+// errAnnounced ends a step runner's Listen that says what it must not.
+var errAnnounced = errors.New("the step runner announced too many connections, or no address")
+
+// listen takes connections until ctx ends or the call breaks. It gives the address to address, if that has room.
+func (r *reaching) listen(ctx context.Context, address chan<- string) (progress bool, err error) {
+	stream, err := r.rpc.Listen(ctx, &pb.ListenRequest{})
+	if err != nil {
+		return false, err
+	}
+	err = receive(stream, func(msg *pb.ListenResponse) error {
+		if !progress {
+			host, port, err := net.SplitHostPort(msg.GetAddress())
+			if err != nil || net.ParseIP(host) == nil || port == "" {
+				return errAnnounced
+			}
+			progress = true
+			select {
+			case address <- msg.GetAddress():
+			default: // it is the same after a broken call
+			}
+			return nil
+		}
+		select {
+		case r.slots <- struct{}{}:
+		default:
+			return errAnnounced
+		}
+		r.wg.Go(func() {
+			defer func() { <-r.slots }()
+			r.carry(ctx, msg.GetConnection())
+		})
+		return nil
+	})
+	if err == nil {
+		err = status.Error(codes.Unavailable, "the step runner listens no more")
+	}
+	return progress, err
+}
+
+// carry carries the bytes of a connection until one of its ends closes it.
+func (r *reaching) carry(ctx context.Context, number int64) {
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	stream, err := r.rpc.Carry(ctx)
+	if err != nil {
+		return // the step runner closes the connection with its Listen
+	}
+	if err := stream.Send(&pb.CarryRequest{Connection: number}); err != nil {
+		return
+	}
+	near, far := net.Pipe()
+	defer context.AfterFunc(ctx, func() { far.Close() })()
+	var said sync.WaitGroup
+	said.Go(func() {
+		buf := make([]byte, carried)
+		for {
+			n, err := far.Read(buf)
+			if n > 0 {
+				if stream.Send(&pb.CarryRequest{Data: buf[:n]}) != nil {
+					return
+				}
+			}
+			if err != nil {
+				_ = stream.CloseSend()
+				return
+			}
+		}
+	})
+	r.take(near)
+	_ = receive(stream, func(msg *pb.CarryResponse) error {
+		_, _ = far.Write(msg.GetData()) // if the service has closed it, its last bytes may still be on their way
+		return nil
+	})
+	far.Close()
+	said.Wait()
+}

@@ -1,0 +1,220 @@
+// Package reach is the service Reach of a step runner: processes of a build reach services of its manager by a port of
+// their own machine.
+//
+// The owner of a [Server] registers it at a gRPC server, and closes it when that has ended.
+package reach
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+)
+
+const (
+	// MaxConns bounds the connections of a build at a time. Further ones wait.
+	MaxConns = 64
+	// piece is the length of the largest message with bytes of a connection.
+	piece = 128 << 10
+)
+
+// errReplaced ends a Listen when a later one begins.
+var errReplaced = status.Error(codes.Aborted, "another call listens now")
+
+// Server serves the service Reach for one build. It is safe for concurrent use.
+type Server struct {
+	pb.UnimplementedReachServer
+	turn  chan struct{} // held by the Listen that accepts
+	slots chan struct{} // one for each connection
+	wg    sync.WaitGroup
+
+	mu       sync.Mutex // guards the following
+	listener *net.TCPListener
+	replace  context.CancelCauseFunc // of the latest Listen
+	number   int64
+	waiting  map[int64]net.Conn
+}
+
+// New returns a Server. The caller closes it.
+func New() *Server {
+	return &Server{
+		turn: make(chan struct{}, 1), slots: make(chan struct{}, MaxConns), waiting: map[int64]net.Conn{},
+		replace: func(error) {},
+	}
+}
+
+// Register makes the service Reach part of a server that does not serve yet.
+func (s *Server) Register(server *grpc.Server) { pb.RegisterReachServer(server, s) }
+
+// Used reports whether a port was opened.
+func (s *Server) Used() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.listener != nil
+}
+
+// Close closes the port. The gRPC server has ended.
+func (s *Server) Close() {
+	s.mu.Lock()
+	if s.listener != nil {
+		s.listener.Close()
+	}
+	s.mu.Unlock()
+	s.wg.Wait()
+}
+
+// Listen implements the Reach service.
+func (s *Server) Listen(_ *pb.ListenRequest, stream grpc.ServerStreamingServer[pb.ListenResponse]) error {
+	ctx, end := context.WithCancelCause(stream.Context())
+	defer end(nil)
+	s.mu.Lock()
+	s.replace(errReplaced)
+	s.replace = end
+	s.mu.Unlock()
+	select {
+	case s.turn <- struct{}{}:
+		defer func() { <-s.turn }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	listener, err := s.open()
+	if err != nil {
+		return status.Error(codes.FailedPrecondition, err.Error())
+	}
+	if err := stream.Send(&pb.ListenResponse{Address: listener.Addr().String()}); err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = listener.SetDeadline(time.Unix(1, 0)) })
+	defer func() {
+		stop()
+		s.drop()
+	}()
+	for {
+		select {
+		case s.slots <- struct{}{}:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		conn, err := listener.Accept()
+		if err != nil {
+			<-s.slots
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			return status.Error(codes.Unavailable, err.Error())
+		}
+		if err := stream.Send(&pb.ListenResponse{Connection: s.add(conn)}); err != nil {
+			return err
+		}
+	}
+}
+
+// open returns the listener of the build, which waits for connections.
+func (s *Server) open() (*net.TCPListener, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.listener != nil {
+		return s.listener, s.listener.SetDeadline(time.Time{})
+	}
+	var err error
+	for _, address := range []string{"127.0.0.1", "::1"} {
+		var listener *net.TCPListener
+		if listener, err = net.ListenTCP("tcp", &net.TCPAddr{IP: net.ParseIP(address)}); err == nil {
+			s.listener = listener
+			return listener, nil
+		}
+	}
+	return nil, fmt.Errorf("listen on the loopback interface: %w", err)
+}
+
+// add keeps a connection until Carry takes it, and returns its number.
+func (s *Server) add(conn net.Conn) int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.number++
+	s.waiting[s.number] = conn
+	return s.number
+}
+
+// drop closes the connections that nobody has taken.
+func (s *Server) drop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for number, conn := range s.waiting {
+		s.closeConn(conn)
+		delete(s.waiting, number)
+	}
+}
+
+// take returns a connection, which closeConn closes.
+func (s *Server) take(number int64) (net.Conn, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	conn, ok := s.waiting[number]
+	if !ok {
+		return nil, status.Errorf(codes.NotFound, "there is no connection %d", number)
+	}
+	delete(s.waiting, number)
+	return conn, nil
+}
+
+// closeConn closes a connection, and gives back its slot.
+func (s *Server) closeConn(conn net.Conn) {
+	conn.Close()
+	<-s.slots
+}
+
+// Carry implements the Reach service.
+func (s *Server) Carry(stream grpc.BidiStreamingServer[pb.CarryRequest, pb.CarryResponse]) error {
+	first, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	conn, err := s.take(first.GetConnection())
+	if err != nil {
+		return err
+	}
+	defer s.closeConn(conn)
+	s.wg.Go(func() { // it ends with the stream
+		defer conn.Close()
+		for {
+			msg, err := stream.Recv()
+			if err == nil {
+				_, err = conn.Write(msg.GetData())
+			}
+			if err != nil {
+				return
+			}
+		}
+	})
+	// The end of the call closes the connection, also while the process reads nothing.
+	defer context.AfterFunc(stream.Context(), func() { conn.Close() })()
+	buf := make([]byte, piece)
+	for {
+		n, err := conn.Read(buf)
+		if n > 0 {
+			if err := stream.Send(&pb.CarryResponse{Data: buf[:n]}); err != nil {
+				return err
+			}
+		}
+		if err != nil {
+			return ended(err)
+		}
+	}
+}
+
+// ended returns the status for the end of a connection.
+func ended(err error) error {
+	if _, failed := errors.AsType[*net.OpError](err); failed && !errors.Is(err, net.ErrClosed) {
+		return status.Error(codes.Aborted, err.Error())
+	}
+	return nil
+}
