@@ -278,8 +278,9 @@ func delivered(ctx context.Context, n int, err error) (int, error) {
 	}
 }
 
-// followSteps reports step events and returns the job's final state and outputs. If Follow breaks, it continues with the
-// next event. An older step runner then starts from the first event; events that were reported before are skipped.
+// followSteps reports step events and returns the final state and the outputs of the job. If Follow breaks, it goes on
+// with the next event. An older step runner then starts from the first event; events that were reported before are
+// skipped.
 func (e *execution) followSteps(
 	ctx context.Context,
 ) (last *pb.JobState, outputs *pb.Outputs, err error) {

@@ -12,17 +12,19 @@ import (
 
 // fetchWorkflow returns a function that fetches the repository of a called workflow, as the actions of a job are
 // fetched: into the same cache, from the same mirror.
-func (f *jobFlags) fetchWorkflow(ctx context.Context) func(of action.Uses) (string, func(), error) {
+func fetchWorkflow(
+	ctx context.Context, actions action.Config, cacheDir string,
+) func(of action.Uses) (string, func(), error) {
 	return func(of action.Uses) (dir string, release func(), err error) {
-		if f.actions.RequirePinned && !of.IsPinned() {
+		if actions.RequirePinned && !of.IsPinned() {
 			return "", nil, fmt.Errorf("it is not pinned: write the full commit in place of %.64q, or leave out "+
 				"--require-pinned", of.Rev)
 		}
-		mirrors, err := f.actions.Mirrors()
+		mirrors, err := actions.Mirrors()
 		if err != nil {
 			return "", nil, err
 		}
-		store, err := fetch.New(fetch.Config{Dir: f.cacheDir, Mirrors: mirrors})
+		store, err := fetch.New(fetch.Config{Dir: cacheDir, Mirrors: mirrors})
 		if err != nil {
 			return "", nil, err
 		}

@@ -8,11 +8,13 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/internal/standalone/checkout"
 	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
+	"github.com/stepmux/stepmux/remote/commands/doors"
 )
 
 // eventFlags say for which event a .gitlab-ci.yml or a workflow runs.
@@ -33,6 +35,15 @@ func (f *eventFlags) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.since, "changed-since", "", "for rules:changes, compare with the commit where the branch left this "+
 		"`REF`, a branch or a commit (default: the commit before; for merge_request: the default branch)")
 	grouped(fl, pipelineGroup)
+}
+
+// applyTo applies the flags to src, a .gitlab-ci.yml or a workflow for VMs.
+func (f *eventFlags) applyTo(cmd *cobra.Command, src *standalone.Source) error {
+	if src.Format == standalone.GitHub {
+		src.Fetch = fetchWorkflow(cmd.Context(), doors.ActionDefaults(), "")
+		return workflowEvent(src, f.event, cmd.InOrStdin())
+	}
+	return f.apply(cmd.Context(), src, src.WorkDir)
 }
 
 // apply sets the predefined variables and the changes of src, a .gitlab-ci.yml in dir.

@@ -188,7 +188,7 @@ func (f *localFlags) source(cmd *cobra.Command, files []string) (src standalone.
 		}
 		src.WorkDir = dir
 		if src.Format == standalone.GitHub {
-			src.Fetch = f.fetchWorkflow(cmd.Context())
+			src.Fetch = fetchWorkflow(cmd.Context(), f.actions, f.cacheDir)
 			if err := workflowEvent(&src, f.whole.event.event, cmd.InOrStdin()); err != nil {
 				return src, err
 			}

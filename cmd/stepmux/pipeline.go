@@ -54,10 +54,10 @@ type sourceFlags struct {
 }
 
 func (f *sourceFlags) registerSource(fl *pflag.FlagSet) {
-	f.register(fl, "steps", "gitlab-ci")
-	fl.StringVar(&f.jobName, "job-name", "", "the `JOB` of a .gitlab-ci.yml")
+	f.register(fl, "steps", "gitlab-ci", "github")
+	fl.StringVar(&f.jobName, "job-name", "", "the `JOB` of a .gitlab-ci.yml or of a workflow")
 	fl.StringArrayVar(&f.inputs, "input", nil,
-		"`name=value` of an input in the spec of the FILE; JSON if its type is not string; repeatable")
+		"`name=value` of an input in the spec of the FILE, or of a workflow; JSON if its type is not string; repeatable")
 }
 
 // registerBuild registers the flags of the build itself.
@@ -181,12 +181,10 @@ func (r *jobReader) jobs(src standalone.Source) ([]runJob, error) {
 	name := src.Name
 	script, err := isScript(name, src.Text)
 	switch {
-	case src.Format == standalone.GitHub:
-		return nil, fmt.Errorf("%s: a workflow of GitHub runs by stepmux local only", name)
-	case src.Format == standalone.GitLabCI:
+	case isPipeline(src):
 		return r.pipeline(src)
 	case r.jobName != "":
-		return nil, fmt.Errorf("%s: --job-name is for a .gitlab-ci.yml (--format gitlab-ci)", name)
+		return nil, fmt.Errorf("%s: --job-name is for a .gitlab-ci.yml or a workflow (--format gitlab-ci or github)", name)
 	case err != nil:
 		return nil, err
 	case script:
@@ -294,7 +292,7 @@ func (r *jobReader) pipeline(src standalone.Source) (jobs []runJob, err error) {
 	if err := r.ofProject(&src); err != nil {
 		return nil, err
 	}
-	if r.project == "" {
+	if src.NoFiles = r.project == ""; src.NoFiles {
 		src.Notices = append(src.Notices, "the job has no files of the project; give it them by --project .")
 	}
 	all, err := standalone.ReadAll(src)

@@ -51,12 +51,13 @@ type runFlags struct {
 
 // runHelp is the description of run.
 const runHelp = `Run the steps in each FILE on VMs. FILE is a YAML document with a run: list, a shell script, a
-.gitlab-ci.yml, or - for standard input.
+.gitlab-ci.yml, a GitHub workflow (--format github), or - for standard input.
 
 A .gitlab-ci.yml runs as a whole pipeline, as with 'stepmux local': each job takes a slot as soon as its needs or the
 stages before it have ended. Jobs get the files of --project, or else of the current directory, and the artifacts that
 the file gives them. With --job-name one job of the file runs, with all its parallel builds, and with the files of
---project only.
+--project only. A workflow runs as a whole, too: its jobs by needs, if and matrix, with the outputs of the jobs that
+they need.
 
 The logs of the builds go to standard output, each line with the name of its build; progress and a summary go to
 standard error.
@@ -107,7 +108,8 @@ func newRunCommand() *cobra.Command {
 	f.registerProject(fl)
 	f.registerSource(fl)
 	f.whole.register(fl, 0, "as many as there are slots")
-	fl.BoolVar(&f.inImage, "in-image", false, "run the job of a .gitlab-ci.yml in a container of its own image")
+	fl.BoolVar(&f.inImage, "in-image", false, "run the jobs of a .gitlab-ci.yml or a workflow in "+
+		"containers of their own images")
 	fl.StringVar(&f.json, "json", "", "run these steps, a `TEXT` in JSON; - reads them from standard input")
 	grouped(fl, jobGroup)
 	fl.StringVar(&f.artifactsDir, "artifacts-dir", "artifacts",

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -20,19 +21,21 @@ import (
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/batch"
 	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/githubpipeline"
 	"github.com/stepmux/stepmux/internal/standalone/whole"
 	"github.com/stepmux/stepmux/internal/standalone/whole/carry"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
 // notWhole are the flags of run that have no meaning for a whole pipeline, with the reasons.
 var notWhole = map[string]string{
-	"builds":        "a pipeline runs each job once; parallel in the file makes several builds of it",
+	"builds":        "a pipeline runs each job once; parallel or a matrix in the file makes several builds of it",
 	"each":          "a job of a pipeline runs on one VM",
-	"matrix":        "parallel:matrix in the file gives the builds of a job their variables",
-	"max-failures":  "allow_failure and when in the file say how a pipeline goes on",
+	"matrix":        "parallel:matrix in the file, or strategy.matrix of a workflow, makes the builds of a job",
+	"max-failures":  "allow_failure and when, or continue-on-error and if, in the file say how a pipeline goes on",
 	"artifacts":     "the file names the artifacts of its jobs",
 	"artifacts-dir": "artifacts go to the jobs that need them",
 }
@@ -40,9 +43,6 @@ var notWhole = map[string]string{
 // isWhole reports whether the flags ask for the whole pipeline of the only FILE.
 func (f *runFlags) isWhole(cmd *cobra.Command, sources []standalone.Source) (bool, error) {
 	for _, src := range sources {
-		if src.Format == standalone.GitHub {
-			continue // the reader refuses it
-		}
 		wanted, flag, err := f.whole.isAsked(cmd, src, f.jobName)
 		switch {
 		case err != nil:
@@ -64,7 +64,7 @@ func (f *runFlags) isWhole(cmd *cobra.Command, sources []standalone.Source) (boo
 		return true, nil
 	}
 	if flag := changed(cmd, wholeNames); flag != "" && len(sources) == 0 {
-		return false, fmt.Errorf("--%s is for a .gitlab-ci.yml", flag)
+		return false, fmt.Errorf("--%s is for a .gitlab-ci.yml or a workflow", flag)
 	}
 	return false, nil
 }
@@ -74,7 +74,7 @@ func (f *runFlags) runWhole(cmd *cobra.Command, r *jobReader, src standalone.Sou
 	if err := r.ofProject(&src); err != nil {
 		return err
 	}
-	if err := f.whole.event.apply(cmd.Context(), &src, src.WorkDir); err != nil {
+	if err := f.whole.event.applyTo(cmd, &src); err != nil {
 		return err
 	}
 	p, notices, err := f.whole.plan(src, f.jobName)
@@ -197,7 +197,7 @@ type onVMs struct {
 
 	mu      sync.Mutex // guards the following
 	reports []batch.Report
-	told    map[string]bool // caches without an effect
+	told    map[string]bool // caches and labels without an effect
 }
 
 // Execute implements [carry.Executor].
@@ -231,14 +231,21 @@ func (v *onVMs) Execute(ctx, abort context.Context, a *carry.Attempt) (*carry.Ou
 		started(build, on)
 		a.Started()
 	}
-	report := batch.Run(ctx, abort, v.vms.provider, one)[0]
+	var outputs map[string]string
+	var masked []string
+	if a.Outputs {
+		one.Builds[0].Job.OnOutputs = func(values map[string]string, hidden []string) { outputs, masked = values, hidden }
+	}
+	ended := batch.Run(ctx, abort, v.vms.provider, one)[0]
 	v.mu.Lock()
-	v.reports = append(v.reports, report)
+	v.reports = append(v.reports, ended)
 	v.mu.Unlock()
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	return a.GatherFrom(ctx, packed, reportOnVM(report))
+	report := reportOnVM(ended)
+	report.SetStepOutputs(outputs, masked)
+	return a.GatherFrom(ctx, packed, report)
 }
 
 // takeOver gives a file that will be removed another name.
@@ -275,7 +282,9 @@ func (v *onVMs) build(a *carry.Attempt) (b batch.Build, err error) {
 	if err != nil {
 		return b, err
 	}
-	if b.Place, err = v.placeIn(job.own); err != nil {
+	if v.inImage && v.spec.Image == "" && job.own == nil && a.Source.Kind == trace.FromGitHub {
+		a.Say("the job names no container: it runs on a VM itself")
+	} else if b.Place, err = v.placeIn(job.own); err != nil {
 		return b, err
 	}
 	b.ID = fmt.Sprintf("%x-%d", v.prefix, v.number.Add(1))
@@ -288,8 +297,23 @@ func (v *onVMs) build(a *carry.Attempt) (b batch.Build, err error) {
 	for _, more := range a.Archives[1:] {
 		job.Overlays = append(job.Overlays, archiveOf(more))
 	}
-	b.Job, b.Log, b.Labels = v.traced(job.Job, b.ID, v.show.say), notClosed{a.Stdout}, v.selected
+	b.Job, b.Log, b.Labels = v.traced(job.Job, b.ID, v.show.say), notClosed{a.Stdout}, v.labelsFor(a)
 	return b, nil
+}
+
+// labelsFor returns the labels of the VMs that may run a job: those of its runs-on that some VM has, and those of
+// --select.
+func (v *onVMs) labelsFor(a *carry.Attempt) map[string]string {
+	var fleet []map[string]string
+	for _, vm := range v.vms.provider.Stat().Instances {
+		fleet = append(fleet, vm.Labels)
+	}
+	wanted, unknown := githubpipeline.Labels(a.RunsOn, fleet)
+	for _, label := range unknown {
+		v.once(a, fmt.Sprintf("runs-on: no VM of the fleet has the label %.80q: any VM runs the job", label))
+	}
+	maps.Copy(wanted, v.selected)
+	return wanted
 }
 
 // archiveOf returns an archive as one for a VM.
@@ -308,16 +332,22 @@ func (notClosed) Close() error { return nil }
 
 // noteCaches names the caches of a job, which have no effect, each once.
 func (v *onVMs) noteCaches(a *carry.Attempt) {
+	for _, c := range a.Caches {
+		paths := strings.Join(c.Paths, ", ")
+		v.once(a, fmt.Sprintf("caches are not kept on VMs: the job runs without that of %.160q", paths))
+	}
+}
+
+// once says a line about a job, unless it was said about another one.
+func (v *onVMs) once(a *carry.Attempt, line string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	for _, c := range a.Caches {
-		if v.told == nil {
-			v.told = map[string]bool{}
-		}
-		if text := strings.Join(c.Paths, ", "); !v.told[text] {
-			v.told[text] = true
-			a.Say(fmt.Sprintf("caches are not kept on VMs: the job runs without that of %.160q", text))
-		}
+	if v.told == nil {
+		v.told = map[string]bool{}
+	}
+	if !v.told[line] {
+		v.told[line] = true
+		a.Say(line)
 	}
 }
 

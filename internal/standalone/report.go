@@ -180,6 +180,20 @@ func (v value) MarshalJSON() ([]byte, error) {
 	return v.Value.MarshalJSON()
 }
 
+// SetStepOutputs sets the outputs of the only step of a job that ran elsewhere. masked are the names of those that
+// contain secrets.
+func (r *Report) SetStepOutputs(outputs map[string]string, masked []string) {
+	values := make(map[string]value, len(outputs)+len(masked))
+	for name, text := range outputs {
+		v, _ := expr.New(text) // an error would be about more bytes than a VM sends
+		values[name] = value{v}
+	}
+	for _, name := range masked {
+		values[name] = value{expr.Value{}.MarkSensitive()}
+	}
+	r.Steps = []StepReport{{Outputs: values}}
+}
+
 // StepOutputs returns the outputs of the only step of a job, and the names of those that contain secrets.
 func (r *Report) StepOutputs() (outputs map[string]string, masked []string) {
 	if len(r.Steps) != 1 {

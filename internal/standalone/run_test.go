@@ -303,3 +303,14 @@ func firstClause(message string) string {
 	first, _, _ := strings.Cut(message, ";")
 	return first
 }
+
+func TestOutputsFromElsewhereAreThoseOfTheStep(t *testing.T) {
+	var r Report
+	r.SetStepOutputs(map[string]string{"a": "1"}, []string{"c", "b"})
+	outputs, masked := r.StepOutputs()
+	require.Equal(t, map[string]string{"a": "1"}, outputs)
+	require.Equal(t, []string{"b", "c"}, masked)
+	text, err := r.JSON(false)
+	require.NoError(t, err)
+	require.Contains(t, string(text), `"outputs":{"a":"1","b":{"masked":true},"c":{"masked":true}}`)
+}

@@ -93,6 +93,8 @@ type Source struct {
 	Notices []string
 	// Elsewhere says that the job does not run in WorkDir, but in a directory that is not known yet.
 	Elsewhere bool
+	// NoFiles says that the directory of the job is empty, whatever is in WorkDir: a checkout in a workflow's job runs.
+	NoFiles bool
 	// Colours says that the commands in the scripts of a .gitlab-ci.yml are shown in colours.
 	Colours bool
 	// Answers, if not nil, replace the files of WorkDir and Includes, and Changed.

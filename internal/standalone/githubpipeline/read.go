@@ -40,6 +40,9 @@ func read(w *standalone.Workflow) (p *whole.Pipeline, err error) {
 		job := &whole.Job{
 			Name: j.Name, Base: j.Name, When: j.If(), Notices: j.Notes(w.InContainer()), Open: opener{w, j}.open,
 		}
+		if w.Elsewhere() {
+			job.Notices = append(job.Notices, j.ServiceNotes()...)
+		}
 		if job.Builds, err = known(w, j); err != nil {
 			return nil, err
 		}
@@ -130,13 +133,17 @@ func (j opener) add(p *whole.Pipeline, v action.Values, b *action.Build, say fun
 		if err != nil {
 			return nil, err
 		}
-		return &carry.Prepared{Job: compiled, Values: func(_ string, r *standalone.Report) (map[string]string, error) {
-			outputs, masked := r.StepOutputs()
-			for _, name := range masked {
-				say(fmt.Sprintf("the output %.64q is left out: it contains a secret", name))
+		prepared := &carry.Prepared{Job: compiled, RunsOn: start.Labels, Outputs: j.job.HasOutputs()}
+		if prepared.Outputs {
+			prepared.Values = func(_ string, r *standalone.Report) (map[string]string, error) {
+				outputs, masked := r.StepOutputs()
+				for _, name := range masked {
+					say(fmt.Sprintf("the output %.64q is left out: it contains a secret", name))
+				}
+				return outputs, nil
 			}
-			return outputs, nil
-		}}, nil
+		}
+		return prepared, nil
 	}
 	p.Jobs = append(p.Jobs, job)
 	p.Graph.Nodes = append(p.Graph.Nodes, pipeline.Node{

@@ -15,6 +15,11 @@ const NodeVariable = "STEP_RUNNER_NODE"
 // with its environment.
 const baseVariable = "STEPMUX_ACTIONS_BASE"
 
+// ActionDefaults returns how GitHub Actions run without flags.
+func ActionDefaults() action.Config {
+	return action.Config{Base: os.Getenv(baseVariable), Node: os.Getenv(NodeVariable)}
+}
+
 // ActionFlags defines the flags that say how GitHub Actions run.
 func ActionFlags(fl *pflag.FlagSet, cfg *action.Config) {
 	fl.StringVar(&cfg.Base, "actions-base", os.Getenv(baseVariable),

@@ -82,8 +82,8 @@ func (j *Job) boxNotes(inContainer bool) (notes []string) {
 			case b.isService:
 				what = "the service " + b.key + " is not started"
 			}
-			notes = append(notes, fmt.Sprintf("%s:%d: %.100s: stepmux local --in-image runs the job in its container, "+
-				"beside its services", j.file, b.line, what))
+			notes = append(notes, fmt.Sprintf("%s:%d: %.100s: --in-image runs the job in its container, beside "+
+				"its services", j.file, b.line, what))
 			continue
 		}
 		for _, key := range b.ignored {

@@ -176,7 +176,7 @@ jobs:
 	require.Equal(t, map[string]string{"LEVEL": "2"}, env)
 	var notes strings.Builder
 	require.NoError(t, j.writeNotes(&notes, true, false))
-	require.Contains(t, notes.String(), "note: w.yml:5: the services are not started: stepmux local --in-image")
+	require.Contains(t, notes.String(), "note: w.yml:5: the services are not started: --in-image")
 
 	j, err = ReadJob("w.yml", []byte(text), "b")
 	require.NoError(t, err)

@@ -198,7 +198,7 @@ func TestJobsOfAWorkflowAreChosenByName(t *testing.T) {
 	require.NoError(t, j.writeNotes(&notes, true, false))
 	require.Equal(t, 3, strings.Count(notes.String(), "\n"))
 	require.Contains(t, notes.String(), "note: w.yml:3: permissions has no effect: a token")
-	require.Contains(t, notes.String(), "note: w.yml:5: the service db is not started: stepmux local --in-image ")
+	require.Contains(t, notes.String(), "note: w.yml:5: the service db is not started: --in-image ")
 	require.Contains(t, notes.String(), "note: w.yml:5: x has no effect: unknown key\n")
 	require.NoError(t, j.writeNotes(&notes, false, true))
 	require.Contains(t, notes.String(), "note: w.yml:5: strategy has no effect: the job runs once")
@@ -277,7 +277,7 @@ jobs:
 	}, regexp.MustCompile(`note: w.yml:\d+: .* has no effect`).FindAllString(notes.String(), -1))
 	notes.Reset()
 	require.NoError(t, j.writeNotes(&notes, true, false))
-	require.Contains(t, notes.String(), "note: w.yml:4: container has no effect: stepmux local --in-image")
+	require.Contains(t, notes.String(), "note: w.yml:4: container has no effect: --in-image")
 
 	j, err = ReadJob("w.yml", []byte(strings.Replace(text, "matrix.node", "fromJSON(matrix.node)", 1)), "")
 	require.NoError(t, err)

@@ -135,8 +135,16 @@ jobs:
   a: {needs: [], if: true, timeout-minutes: 1, permissions: {}, colour: red, environment: x, steps: [{run: x}]}
   b: {services: {db: {image: x}}, concurrency: x, strategy: {matrix: {a: [1]}}, steps: [{run: x}]}
   c: {uses: ./.github/workflows/other.yml, with: {a: 1}, secrets: inherit}
+  d: {outputs: {x: y}, steps: [{uses: actions/cache/restore@v4}, {uses: a/b@v4}, {uses: actions/upload-artifact@v4}]}
 `))
 	require.NoError(t, err)
+	require.Equal(t, []string{
+		"w.yml:9: actions/cache/restore@v4 keeps nothing: there is no service for caches on VMs",
+		"w.yml:9: actions/upload-artifact@v4 fails: there is no service for artifacts on VMs; give small values to other " +
+			"jobs by outputs",
+	}, w.Jobs[3].ServiceNotes())
+	require.Empty(t, w.Jobs[1].ServiceNotes())
+	require.Equal(t, []bool{false, true}, []bool{w.Jobs[0].HasOutputs(), w.Jobs[3].HasOutputs()})
 	require.Equal(t, []string{"push", "pull_request"}, w.Events)
 	require.Equal(t, []string{
 		"w.yml:4: permissions has no effect: a token has the permissions that it was made with",
@@ -146,7 +154,7 @@ jobs:
 		"w.yml:6: colour has no effect: unknown key",
 		"w.yml:6: environment has no effect: there are no environments with rules",
 	}, w.Jobs[0].Notes(false))
-	require.Equal(t, []string{"w.yml:7: the service db is not started: stepmux local --in-image runs the job in its " +
+	require.Equal(t, []string{"w.yml:7: the service db is not started: --in-image runs the job in its " +
 		"container, beside its services"}, w.Jobs[1].Notes(false))
 	uses, is := w.Jobs[2].Uses()
 	require.True(t, is)
