@@ -48,8 +48,8 @@ func TestBuildsThatAreNotKeptAnyMoreDuringTheCheckAreNoDamage(t *testing.T) {
 	require.Zero(t, lost)
 }
 
-// Symptom: a build that was queued and acknowledged was unknown, and never ran, until the next start of the manager. The
-// builds before it had ended in an order in which the oldest was the last.
+// Symptom: a build that was queued and acknowledged was unknown, and never ran, until the next start of the manager. Of
+// the builds before it, the oldest had ended last.
 func TestARequestOutlivesThoseOfBuildsThatHaveEnded(t *testing.T) {
 	t.Parallel()
 	s := open(t)
