@@ -7,10 +7,13 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
@@ -144,6 +147,68 @@ func TestAServiceMayCloseEarly(t *testing.T) {
 			t.Errorf("status %d", resp.StatusCode)
 		}
 	})
+}
+
+// breakingServer ends the first Listen as a broken link does, once cut is closed.
+type breakingServer struct {
+	reachingServer
+	cut    chan struct{}
+	listen atomic.Int32
+}
+
+type cutStream struct {
+	grpc.ServerStreamingServer[pb.ListenResponse]
+	ctx context.Context
+}
+
+func (s cutStream) Context() context.Context { return s.ctx }
+
+func (s *breakingServer) Listen(req *pb.ListenRequest, stream grpc.ServerStreamingServer[pb.ListenResponse]) error {
+	if s.listen.Add(1) > 1 {
+		return s.Server.Listen(req, stream)
+	}
+	ctx, cancel := context.WithCancel(stream.Context())
+	defer cancel()
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
+	defer cancel()
+	waiting.Go(func() {
+		select {
+		case <-s.cut:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
+	_ = s.Server.Listen(req, cutStream{stream, ctx})
+	return status.Error(codes.Unavailable, "the link broke")
+}
+
+func TestThePortStaysWhenTheLinkBreaks(t *testing.T) {
+	services := serveHTTP(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "here") })
+	s := &breakingServer{cut: make(chan struct{})}
+	s.Server, s.last = reach.New(), &pb.JobState{Status: pb.JobState_suceeded} //nolint:misspell // the published spelling
+	defer s.Close()
+	s.job = func(url string) {
+		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+		for range 2 {
+			resp, err := client.Get(url) //nolint:noctx // bounded by the job
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			text, err := io.ReadAll(resp.Body)
+			resp.Body.Close()
+			if err != nil || string(text) != "here" {
+				t.Errorf("%q, %v", text, err)
+			}
+			if s.listen.Load() == 1 {
+				close(s.cut)
+			}
+		}
+	}
+	_, err := connectTo(t, s).Execute(sshtest.Within(t), Job{Job: &pb.Job{Script: "true"}, Services: services}, io.Discard)
+	require.NoError(t, err)
+	require.EqualValues(t, 2, s.listen.Load())
 }
 
 // announcing announces connections without end.

@@ -20,7 +20,6 @@ import (
 	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/remote/commands/doors"
 	"github.com/stepmux/stepmux/remote/step/action"
-	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
 const jobExitHelp = `Exit codes:
@@ -51,7 +50,7 @@ type jobFlags struct {
 	defaultTrace string
 	cacheDir     string
 	actions      action.Config
-	services     func() (engine.Services, func() bool, error) // see [standalone.Config]; may be nil
+	services     *jobServices // may be nil
 	provenance   string
 	policyFlags
 	provenanceFlags
@@ -169,7 +168,10 @@ func (f *jobFlags) runJob(cmd *cobra.Command, source func() (standalone.Source, 
 func (f *jobFlags) config(ctx context.Context) (cfg standalone.Config, err error) {
 	cfg = standalone.Config{
 		Timeout: f.timeout, Grace: f.grace, CacheDir: f.cacheDir, Actions: f.actions, Version: buildinfo.Version(),
-		Policy: f.policy, Services: f.services,
+		Policy: f.policy,
+	}
+	if f.services != nil {
+		cfg.Services = f.services.ofJobHere
 	}
 	if err := f.check(); err != nil {
 		return cfg, err

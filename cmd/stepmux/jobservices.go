@@ -19,30 +19,29 @@ import (
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
-// jobServices are the services for the actions in the jobs of a workflow: artifacts, which end with the command, and the
-// caches of the project on this machine. They begin with the first job. The owner calls close. It is safe for concurrent
-// use.
+// jobServices are the services for the actions in the jobs of a workflow: artifacts, which end with the command, and
+// the caches of the project on this machine. They begin with the first job. The owner calls close. It is safe for
+// concurrent use.
 type jobServices struct {
 	ctx    context.Context // of the command
 	scopes []string
 	caches string
-	onVMs  bool // the jobs run there; else the services listen on the loopback interface
 
-	begun  sync.Once
-	err    error // of the begin
+	open   func() error           // begins the services, once
+	listen func() (string, error) // listens on the loopback interface, once, and returns the URL
 	temp   *tempDir
-	url    string // on this machine
 	taken  *takenConns
 	server *actionservices.Server
-	http   *boundedhttp.Server
+	http   []*boundedhttp.Server
 }
 
 // newJobServices returns the services for a workflow, or nil if no job of it can use an action.
-func newJobServices(ctx context.Context, src standalone.Source, onVMs bool) *jobServices {
+func newJobServices(ctx context.Context, src standalone.Source) *jobServices {
 	if src.Format != standalone.GitHub || !bytes.Contains(src.Text, []byte("uses")) {
 		return nil
 	}
-	s := &jobServices{ctx: ctx, scopes: cacheScopes(src.Predefined), onVMs: onVMs}
+	s := &jobServices{ctx: ctx, scopes: cacheScopes(src.Predefined)}
+	s.open, s.listen = sync.OnceValue(s.begin), sync.OnceValues(s.beginHere)
 	if base, err := os.UserCacheDir(); err == nil {
 		s.caches = engine.CachesOf(base, engine.LocalProject(checkout.Repository(ctx, src.WorkDir)))
 	}
@@ -65,8 +64,8 @@ func cacheScopes(vars []gitlabci.Variable) (scopes []string) {
 	return scopes
 }
 
-// open begins the services.
-func (s *jobServices) open() (err error) {
+// begin begins the services.
+func (s *jobServices) begin() (err error) {
 	if s.temp, err = makeTempDir(s.ctx, "services-"); err != nil {
 		return err
 	}
@@ -74,36 +73,49 @@ func (s *jobServices) open() (err error) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
 	}
-	var listener net.Listener
-	if s.onVMs {
-		s.taken = newTakenConns()
-		listener = s.taken
-	} else if listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
-		return err
-	}
 	s.server = actionservices.New(actionservices.Config{Dir: dir, Caches: s.caches})
-	s.http = boundedhttp.ServeFiles(listener, s.server, nil)
-	s.url = "http://" + listener.Addr().String()
+	s.taken = newTakenConns()
+	s.http = append(s.http, boundedhttp.ServeFiles(s.taken, s.server, nil))
 	return nil
+}
+
+// beginHere lets jobs on this machine itself reach the services, and returns their URL.
+func (s *jobServices) beginHere() (string, error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	s.http = append(s.http, boundedhttp.ServeFiles(listener, s.server, nil))
+	return "http://" + listener.Addr().String(), nil
 }
 
 // register registers a job, and returns its token and a function for its end; see [actionservices.Server].
 func (s *jobServices) register() (token string, end func() (made bool), err error) {
-	if s.begun.Do(func() { s.err = s.open() }); s.err != nil {
-		return "", nil, s.err
+	if err := s.open(); err != nil {
+		return "", nil, err
 	}
 	token, end = s.server.Begin(actionservices.Job{Run: "1", Name: "job", Scopes: s.scopes})
 	return token, end, nil
 }
 
-// begin registers a job on this machine; see [standalone.Config].
-func (s *jobServices) begin() (_ engine.Services, end func() (made bool), err error) {
+// ofJobHere registers a job on this machine itself; see [standalone.Config].
+func (s *jobServices) ofJobHere() (_ engine.Services, end func() (made bool), err error) {
 	token, end, err := s.register()
-	return engine.Services{URL: s.url, Token: token}, end, err
+	if err != nil {
+		return engine.Services{}, nil, err
+	}
+	url, err := s.listen()
+	if err != nil {
+		end()
+	}
+	return engine.Services{URL: url, Token: token}, end, err
 }
 
-// beginOnVM registers a job that runs elsewhere.
-func (s *jobServices) beginOnVM() (_ *connector.Services, end func() (made bool), err error) {
+// of registers a job on a VM or in a container. A nil s has no services.
+func (s *jobServices) of() (_ *connector.Services, end func() (made bool), err error) {
+	if s == nil {
+		return nil, func() bool { return false }, nil
+	}
 	token, end, err := s.register()
 	if err != nil {
 		return nil, nil, err
@@ -113,8 +125,10 @@ func (s *jobServices) beginOnVM() (_ *connector.Services, end func() (made bool)
 
 // close ends the services, and removes the artifacts.
 func (s *jobServices) close() (err error) {
-	if s.http != nil {
-		s.http.Close()
+	for _, server := range s.http {
+		server.Close()
+	}
+	if s.server != nil {
 		s.server.Close()
 		if s.caches != "" {
 			jobcache.Sweep(s.ctx, filepath.Dir(s.caches))

@@ -119,9 +119,8 @@ func (f *localFlags) run(cmd *cobra.Command, files []string) (err error) {
 		if wrong != nil {
 			return wrong
 		}
-		if services := newJobServices(cmd.Context(), src, false); services != nil {
-			f.services = services.begin
-			defer func() { err = errors.Join(err, services.close()) }()
+		if f.services = newJobServices(cmd.Context(), src); f.services != nil {
+			defer func() { err = errors.Join(err, f.services.close()) }()
 		}
 		if isWhole {
 			return f.runWhole(cmd, src)

@@ -233,26 +233,46 @@ func (f *localFlags) runContained(
 	if _, err := b.Connect(alive); err != nil {
 		return nil, c.Explain(alive, err)
 	}
+	job := connector.Job{Job: f.jobOf(j, text, cfg), WorkDir: cfg.WorkDir, Image: c.Image()}
+	report, err = f.executeContained(ctx, b, c, job, cfg)
+	if d.own {
+		giveBack(alive, b, id, cfg.WorkDir, show)
+	}
+	return report, err
+}
+
+// executeContained executes the job in its container c.
+func (f *localFlags) executeContained(
+	ctx context.Context, b *connector.Connector, c *docker.Container, job connector.Job, cfg standalone.Config,
+) (report *standalone.Report, err error) {
+	alive := context.WithoutCancel(ctx)
 	file, removeTrace, err := newTraceFile(ctx, cfg.Trace)
 	if err != nil {
 		return nil, err
 	}
 	defer removeTrace()
-	var traced error
-	job := connector.Job{
-		Job: f.jobOf(j, text, cfg), WorkDir: cfg.WorkDir, Image: c.Image(), Stderr: cfg.Stderr,
-		Trace: file, OnTrace: func(err error) { traced = file.end(err) },
-		OnStep: func(e connector.StepEvent) { observe(e, cfg.Observe) },
+	services, made, err := f.services.of()
+	if err != nil {
+		return nil, err
 	}
+	defer func() {
+		if passing := made(); report != nil {
+			report.Passing = passing
+		}
+	}()
+	var traced error
+	job.Services, job.Stderr, job.Trace = services, cfg.Stderr, file
+	job.OnTrace = func(err error) { traced = file.end(err) }
+	job.OnStep = func(e connector.StepEvent) { observe(e, cfg.Observe) }
 	result, err := b.Execute(ctx, job, cfg.Stdout)
 	if err != nil && ctx.Err() == nil {
 		return nil, c.Explain(alive, err)
 	}
-	if d.own {
-		giveBack(alive, b, id, cfg.WorkDir, show)
-	}
 	c.Note(alive, result.ExitCode)
-	if traced != nil {
+	switch {
+	case traced != nil && result.NothingStarted && result.Message != "":
+		return nil, errors.New(result.Message)
+	case traced != nil:
 		return nil, fmt.Errorf("read how the job went: %w", traced)
 	}
 	return reportIn(file)

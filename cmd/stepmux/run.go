@@ -57,7 +57,7 @@ A .gitlab-ci.yml runs as a whole pipeline, as with 'stepmux local': each job tak
 stages before it have ended. Jobs get the files of --project, or else of the current directory, and the artifacts that
 the file gives them. With --job-name one job of the file runs, with all its parallel builds, and with the files of
 --project only. A workflow runs as a whole, too: its jobs by needs, if and matrix, with the outputs of the jobs that
-they need.
+they need, and with artifacts and caches for its actions.
 
 The logs of the builds go to standard output, each line with the name of its build; progress and a summary go to
 standard error.

@@ -100,7 +100,7 @@ func (f *runFlags) runWhole(cmd *cobra.Command, r *jobReader, src standalone.Sou
 	if given.bootstrap, err = f.bootstraps(); err != nil {
 		return err
 	}
-	return f.shown(ctx, abort, cmd, func(ctx context.Context, show *reporter) error {
+	return f.shown(ctx, abort, cmd, func(ctx context.Context, show *reporter) (err error) {
 		for _, text := range notices {
 			show.say("note: " + text)
 		}
@@ -110,7 +110,11 @@ func (f *runFlags) runWhole(cmd *cobra.Command, r *jobReader, src standalone.Sou
 		}
 		defer vms.close()
 		show.watch(len(p.Jobs), vms.provider.Stat)
-		return f.runPipeline(ctx, abort, src, p, &onVMs{runFlags: f, reader: r, vms: vms, show: show, file: src.Name})
+		on := &onVMs{runFlags: f, reader: r, vms: vms, show: show, file: src.Name}
+		if on.services = newJobServices(ctx, src); on.services != nil {
+			defer func() { err = errors.Join(err, on.services.close()) }()
+		}
+		return f.runPipeline(ctx, abort, src, p, on)
 	})
 }
 
@@ -191,9 +195,11 @@ type onVMs struct {
 	reader *jobReader
 	vms    *runVMs
 	show   *reporter
-	file   string // with the pipeline
-	prefix [3]byte
-	number atomic.Int64 // of the last build
+	// services are those of a workflow's actions. May be nil.
+	services *jobServices
+	file     string // with the pipeline
+	prefix   [3]byte
+	number   atomic.Int64 // of the last build
 
 	mu      sync.Mutex // guards the following
 	reports []batch.Report
@@ -231,12 +237,28 @@ func (v *onVMs) Execute(ctx, abort context.Context, a *carry.Attempt) (*carry.Ou
 		started(build, on)
 		a.Started()
 	}
-	var outputs map[string]string
-	var masked []string
-	if a.Outputs {
-		one.Builds[0].Job.OnOutputs = func(values map[string]string, hidden []string) { outputs, masked = values, hidden }
+	report, err := v.runOne(ctx, abort, one, a.Outputs)
+	if err != nil {
+		return nil, err
 	}
+	return a.GatherFrom(ctx, packed, report)
+}
+
+// runOne runs the only build of a batch. outputs says that its outputs are wanted.
+func (v *onVMs) runOne(ctx, abort context.Context, one batch.Batch, outputs bool) (*standalone.Report, error) {
+	var values map[string]string
+	var masked []string
+	job := &one.Builds[0].Job
+	if outputs {
+		job.OnOutputs = func(given map[string]string, hidden []string) { values, masked = given, hidden }
+	}
+	services, made, err := v.services.of()
+	if err != nil {
+		return nil, err
+	}
+	job.Services = services
 	ended := batch.Run(ctx, abort, v.vms.provider, one)[0]
+	passing := made()
 	v.mu.Lock()
 	v.reports = append(v.reports, ended)
 	v.mu.Unlock()
@@ -244,8 +266,9 @@ func (v *onVMs) Execute(ctx, abort context.Context, a *carry.Attempt) (*carry.Ou
 		return nil, context.Cause(ctx)
 	}
 	report := reportOnVM(ended)
-	report.SetStepOutputs(outputs, masked)
-	return a.GatherFrom(ctx, packed, report)
+	report.SetStepOutputs(values, masked)
+	report.Passing = passing
+	return report, nil
 }
 
 // takeOver gives a file that will be removed another name.

@@ -107,8 +107,5 @@ func (w *Workflow) Compile(job *action.Job, v action.Values, b *action.Build) (*
 	return j, nil
 }
 
-// Elsewhere reports whether the jobs run on other machines.
-func (w *Workflow) Elsewhere() bool { return w.src.Elsewhere }
-
 // InContainer reports whether the jobs run in the containers that they describe.
 func (w *Workflow) InContainer() bool { return w.src.InContainer }

@@ -65,7 +65,7 @@ func (s *Server) Used() bool {
 func (s *Server) Close() {
 	s.mu.Lock()
 	if s.listener != nil {
-		s.listener.Close()
+		_ = s.listener.Close()
 	}
 	s.mu.Unlock()
 	s.wg.Wait()

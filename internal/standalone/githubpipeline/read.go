@@ -40,9 +40,6 @@ func read(w *standalone.Workflow) (p *whole.Pipeline, err error) {
 		job := &whole.Job{
 			Name: j.Name, Base: j.Name, When: j.If(), Notices: j.Notes(w.InContainer()), Open: opener{w, j}.open,
 		}
-		if w.Elsewhere() {
-			job.Notices = append(job.Notices, j.ServiceNotes()...)
-		}
 		if job.Builds, err = known(w, j); err != nil {
 			return nil, err
 		}
