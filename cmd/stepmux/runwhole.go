@@ -176,6 +176,7 @@ func (f *runFlags) runJobsOf(
 		return nil, err
 	}
 	of.Executor, of.Name = on, "run "+of.Name // the files of a VM are not those of this machine
+	on.caches.dir = carry.CacheDir(of.CachesDir)
 	if of.Slots == 0 {
 		of.Slots = leastReady
 		for _, vm := range on.vms.provider.Stat().Instances {
@@ -194,10 +195,10 @@ type onVMs struct {
 	file   string // with the pipeline
 	prefix [3]byte
 	number atomic.Int64 // of the last build
+	caches vmCaches
 
 	mu      sync.Mutex // guards the following
 	reports []batch.Report
-	told    map[string]bool // caches without an effect
 }
 
 // Execute implements [carry.Executor].
@@ -207,7 +208,9 @@ func (v *onVMs) Execute(ctx, abort context.Context, a *carry.Attempt) (*carry.Ou
 		a.Say(err.Error())
 		return &carry.Outcome{Report: &standalone.Report{Status: whole.Failure, Reason: standalone.Invalid}}, nil
 	}
-	v.noteCaches(a)
+	caches, endCaches := v.caches.of(a)
+	defer endCaches()
+	build.Job.Caches = caches
 	var packed *os.File
 	defer func() {
 		if packed != nil {
@@ -305,21 +308,6 @@ type notClosed struct{ io.Writer }
 
 // Close does nothing.
 func (notClosed) Close() error { return nil }
-
-// noteCaches names the caches of a job, which have no effect, each once.
-func (v *onVMs) noteCaches(a *carry.Attempt) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	for _, c := range a.Caches {
-		if v.told == nil {
-			v.told = map[string]bool{}
-		}
-		if text := strings.Join(c.Paths, ", "); !v.told[text] {
-			v.told[text] = true
-			a.Say(fmt.Sprintf("caches are not kept on VMs: the job runs without that of %.160q", text))
-		}
-	}
-}
 
 // checkPlaces returns an error if it is certain that a job of p has no place.
 func (f *runFlags) checkPlaces(p *whole.Pipeline) error {
