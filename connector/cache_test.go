@@ -91,7 +91,9 @@ func TestACacheNeverFailsAJob(t *testing.T) {
 		require.NotContains(t, log.String(), "never")
 	}
 	_, err := connectTo(t, &cachingServer{}).Execute(sshtest.Within(t), Job{
-		Job: &pb.Job{Script: "true"}, Caches: func(context.Context) (files.Caches, error) { return files.Caches{}, nil },
+		Job: &pb.Job{Script: "true"}, Caches: func(context.Context) (files.Caches, error) {
+			return files.Caches{Before: []*files.Project{{}}}, nil
+		},
 	}, io.Discard)
 	require.ErrorContains(t, err, "and no project")
 }

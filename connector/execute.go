@@ -75,7 +75,7 @@ type Job struct {
 	// has none. If they cannot be collected, a job that had succeeded fails. May be nil.
 	Artifacts *files.Artifacts
 	// Caches, if not nil, returns the caches of the job. It is called when a step runner is there, before the Project is
-	// unpacked, and again if the job begins on another VM. It needs a Project.
+	// unpacked, and again if the job begins on another VM. Archives to unpack need a Project. The error ends the build.
 	Caches func(ctx context.Context) (files.Caches, error)
 	// Stderr, if not nil, receives the job's stderr; the trace of Execute then receives only its stdout. GitLab's
 	// step runners merge the two: with them a Stderr is a RequestError.
@@ -155,7 +155,7 @@ func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Resu
 	case job.WorkDir != "" && job.hasFiles():
 		return Result{}, &RequestError{Message: "the job has a work directory, and a project or artifacts: these have " +
 			"a directory of their own"}
-	case job.Project == nil && (len(job.Overlays) > 0 || job.Caches != nil):
+	case job.Project == nil && len(job.Overlays) > 0:
 		return Result{}, &RequestError{Message: "the job has archives to unpack over a project, and no project"}
 	case min(timeout, grace) < 0:
 		return Result{}, &RequestError{Message: fmt.Sprintf("the job's timeout is %v, its grace %v: neither may be negative",
@@ -282,6 +282,10 @@ func (b *build) execute(
 	var caches files.Caches
 	if job.Caches != nil {
 		if caches, err = job.Caches(ctx); err != nil {
+			return Result{}, err, err
+		}
+		if job.Project == nil && len(caches.Before) > 0 {
+			err = &RequestError{Message: "the job has caches to unpack over a project, and no project"}
 			return Result{}, err, err
 		}
 		e.job.Overlays = slices.Concat(caches.Before, job.Overlays)

@@ -50,7 +50,8 @@ func (v *vmCaches) of(a *carry.Attempt) (caches func(context.Context) (files.Cac
 	}, found.close
 }
 
-// foundCaches has the open archives of the caches of an attempt. One goroutine uses it at a time, but for their readers.
+// foundCaches has the open archives of the caches of an attempt. One goroutine uses it at a time; the archives may be
+// read at once.
 type foundCaches struct {
 	dir  carry.CacheDir
 	say  func(string)
@@ -90,10 +91,10 @@ func (f *foundCaches) project(k carry.Kept) *files.Project {
 	}
 }
 
-// maxCacheNote bounds what a VM says about a cache, in bytes.
+// maxCacheNote bounds the note of a VM about a cache, in bytes.
 const maxCacheNote = 500
 
-// cache describes what is collected for a cache.
+// cache describes the files that are collected for a cache.
 func (f *foundCaches) cache(k carry.Kept) *files.Cache {
 	return &files.Cache{
 		Artifacts: files.Artifacts{Paths: k.Paths, Keep: true, Dir: string(f.dir)}, When: k.Wanted, Has: k.Found.Digest,

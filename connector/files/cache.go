@@ -26,9 +26,9 @@ type Cache struct {
 	When func(succeeded bool) bool
 	// Has is the digest of an archive that is the cache already, if nothing has changed. It may be empty.
 	Has string
-	// Save is called at the end with the archive, which is untrusted, or with why there is none: [ErrNoFiles], [ErrSame]
-	// or a failure. It may rename the file; otherwise the file is removed afterwards. The line that it returns, if any, is
-	// for the log of the job.
+	// Save is called at the end with the archive, which is untrusted, or with the reason for its lack: [ErrNoFiles],
+	// [ErrSame] or a failure. It may rename the file; otherwise the file is removed afterwards. The line that it returns,
+	// if any, is for the log of the job.
 	Save func(ctx context.Context, archive *os.File, err error) (line string)
 }
 

@@ -13,7 +13,7 @@ import (
 	"github.com/stepmux/stepmux/connector/files"
 )
 
-// saved collects a cache of the files in dir, and returns its archive or why there is none.
+// saved collects a cache of the build, and returns its archive or the reason for its lack.
 func saved(t *testing.T, b *build, has string, paths ...string) (archive *files.Project, err error) {
 	t.Helper()
 	c := files.Cache{

@@ -23,7 +23,7 @@ func (d CacheDir) Open(ctx context.Context) error {
 	return os.MkdirAll(string(d), 0o700)
 }
 
-// Find opens the archive of a cache. It returns nil without a file if there is none. The caller closes the file, which
+// Find opens the archive of a cache. The file is nil if the cache does not exist. The caller closes the file, which
 // stays as it is when another job saves the cache.
 func (d CacheDir) Find(ctx context.Context, key string) (file *os.File, a Archive, err error) {
 	if file, err = jobcache.Open(engine.CacheFile(string(d), key)); err != nil {

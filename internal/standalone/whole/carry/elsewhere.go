@@ -23,15 +23,15 @@ type Elsewhere struct {
 // Kept is a cache of a job that runs elsewhere.
 type Kept struct {
 	*Cache
-	// Found is the archive to unpack before the job starts, and From its name: that of the cache, or a fallback. Found is
-	// zero if there is none.
+	// Found is the archive to unpack before the job starts, and From its name: that of the cache, or a fallback. Both may
+	// be zero.
 	Found Archive
 	From  string
 }
 
 // Find finds the caches of an attempt, and sets their names. project opens the archive of the project. find returns the
-// archive with a name, which is zero if there is none. As with GitLab, one that cannot be found is told, and the job
-// runs without it. An error is the end of ctx.
+// archive with a name, or a zero one if no archive has the name. As with GitLab, one that cannot be found is told, and
+// the job runs without it. An error is the end of ctx.
 func (e *Elsewhere) Find(
 	ctx context.Context, a *Attempt, project func(context.Context) (*os.File, error),
 	find func(ctx context.Context, key string) (Archive, error),
@@ -126,13 +126,15 @@ func (e *Elsewhere) name(
 		return err
 	}
 	defer func() { err = errors.Join(err, rmtree.Remove(dir)) }()
-	from, err := project(ctx)
-	if err != nil {
-		return err
-	}
-	defer from.Close()
-	if _, err := archive.Extract(ctx, from, dir, archive.Bounds{}); err != nil {
-		return err
+	if !a.Archives[0].IsZero() {
+		from, err := project(ctx)
+		if err != nil {
+			return err
+		}
+		defer from.Close()
+		if _, err := archive.Extract(ctx, from, dir, archive.Bounds{}); err != nil {
+			return err
+		}
 	}
 	digest, err := digestOf(ctx, dir, c.Files)
 	if err != nil {
