@@ -72,6 +72,9 @@ func TestACacheStaysOnItsVMWithItsLinks(t *testing.T) {
 }
 
 // A file that another program has put in the place of a cache failed the job.
+//
+//stepmux:faults artifacts | A cache that cannot be unpacked on a VM, or leads out, fails the job
+//stepmux:with connector.TestACacheNeverFailsAJob
 func TestABuildGoesOnWithoutACacheThatCannotBeUnpacked(t *testing.T) {
 	t.Parallel()
 	vm, b, note := &files.VM{}, newBuild(t, cacheDir(t)), ""
