@@ -36,7 +36,11 @@ b:
   stage: two
   parallel: 3
   cache: {paths: [c]}
-  script: [%s, 'test "$(cat f)" = "$V"', 'mkdir -p c; test "$(ls c)" = "" || cmp c/one c/two', 'echo $V | tee c/one >c/two']
+  script:
+    - %s
+    - test "$(cat f)" = "$V"
+    - mkdir -p c; test "$(ls c)" = "" || cmp c/one c/two
+    - echo $V | tee c/one >c/two
 c: {stage: two, script: [%s, sleep 0.1, exit 1], retry: 1, allow_failure: true}
 m: {stage: two, script: [%s], when: manual, allow_failure: false}
 d: {stage: three, script: [%s, 'test "$(cat f)" = %s'], resource_group: one}

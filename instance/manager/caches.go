@@ -20,8 +20,8 @@ func (p *PipelineRun) CacheName(key string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// FindCache returns the archive of a cache of the pipeline's project, for a build that is about to be queued. It returns
-// nil if the cache does not exist, or is not kept any more.
+// FindCache returns the archive of a cache of the pipeline's project, for a build that is about to be queued. It
+// returns nil if the cache does not exist, or is not kept any more.
 func (p *PipelineRun) FindCache(ctx context.Context, key string) (found *pb.Archive, err error) {
 	err = p.m.store.Persist(ctx, func(ctx context.Context) (err error) {
 		found, err = p.m.store.FindCache(ctx, p.CacheName(key))

@@ -55,7 +55,8 @@ a:
 
 	const second = `
 stages: [one, two]
-b: {cache: {key: new, fallback_keys: [k-default], paths: [c]}, script: ['echo "had $(cat c/n 2>/dev/null)"'], stage: one}
+b: {cache: {key: new, fallback_keys: [k-default], paths: [c]}, script: ['echo "had $(cat c/n 2>/dev/null)"'],
+    stage: one}
 c: {cache: {key: new, paths: [c], policy: pull}, script: ['echo "had $(cat c/n 2>/dev/null)"', 'echo x >c/n', exit 1],
     stage: two}
 d: {cache: {key: failed, paths: [c], policy: pull, untracked: true}, script: ['echo "had $(cat c/n 2>/dev/null)"'],
