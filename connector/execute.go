@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -75,6 +76,9 @@ type Job struct {
 	Artifacts *files.Artifacts
 	// Services are those for the job's actions. May be nil.
 	Services *Services
+	// Caches, if not nil, returns the caches of the job. It is called when a step runner is there, before the Project is
+	// unpacked, and again if the job begins on another VM. Archives to unpack need a Project. The error ends the build.
+	Caches func(ctx context.Context) (files.Caches, error)
 	// Stderr, if not nil, receives the job's stderr; the trace of Execute then receives only its stdout. GitLab's
 	// step runners merge the two: with them a Stderr is a RequestError.
 	Stderr io.Writer
@@ -155,7 +159,7 @@ func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Resu
 		return Result{}, &RequestError{Message: "the job has neither steps nor a script"}
 	case len(job.Steps) > 0 && job.Script != "":
 		return Result{}, &RequestError{Message: "the job has both steps and a script"}
-	case job.WorkDir != "" && (job.Project != nil || job.Artifacts != nil):
+	case job.WorkDir != "" && job.hasFiles():
 		return Result{}, &RequestError{Message: "the job has a work directory, and a project or artifacts: these have " +
 			"a directory of their own"}
 	case job.Project == nil && len(job.Overlays) > 0:
@@ -253,6 +257,9 @@ func shortened(err error) error {
 	return err
 }
 
+// hasFiles reports whether files are brought to the job, or taken from it.
+func (j *Job) hasFiles() bool { return j.Project != nil || j.Artifacts != nil || j.Caches != nil }
+
 // execute runs job through the service of the VM's step runner. end ends calls, the context of all its gRPC calls. It
 // sets stays once the step runner may have the job, or if another step runner would fail it, too.
 func (b *build) execute(
@@ -264,7 +271,7 @@ func (b *build) execute(
 			err = &RequestError{Message: fmt.Sprintf("%v has no services for actions: use a stepmux on the VM", b.program)}
 			return Result{}, err, err
 		}
-		if job.Project != nil || job.Artifacts != nil {
+		if job.hasFiles() {
 			err = &RequestError{Message: fmt.Sprintf("%v takes no project and gives no artifacts: use a stepmux on the VM",
 				b.program)}
 			return Result{}, err, err
@@ -285,8 +292,19 @@ func (b *build) execute(
 		stderr.Begin()
 		_ = hide(new(mask.Set), job.Variables, stderr.Remarks(b.c.closing)) // the step runner refuses more than it can mask
 	}
-	if job.Project != nil || job.Artifacts != nil {
-		if err := e.place(ctx, calls, pb.NewFilesClient(client), &b.c.cfg.VM.files); err != nil {
+	var caches files.Caches
+	if job.Caches != nil {
+		if caches, err = job.Caches(ctx); err != nil {
+			return Result{}, err, err
+		}
+		if job.Project == nil && len(caches.Before) > 0 {
+			err = &RequestError{Message: "the job has caches to unpack over a project, and no project"}
+			return Result{}, err, err
+		}
+		e.job.Overlays = slices.Concat(caches.Before, job.Overlays)
+	}
+	if job.hasFiles() {
+		if err := e.place(ctx, calls, pb.NewFilesClient(client), &b.c.cfg.VM.files, log.Remarks(b.c.closing)); err != nil {
 			return Result{}, err, err
 		}
 	}
@@ -306,6 +324,9 @@ func (b *build) execute(
 	result, traceErr, err = e.follow(ctx, calls, end)
 	if err == nil && job.Artifacts != nil && result.Status != Cancelled && !result.neverBegan() {
 		err = e.collect(ctx, calls, pb.NewFilesClient(client), result, log.Remarks(b.c.closing))
+	}
+	if err == nil && len(caches.After) > 0 && result.Status != Cancelled && !result.TimedOut && !result.neverBegan() {
+		err = e.collectCaches(ctx, calls, pb.NewFilesClient(client), caches.After, result, log.Remarks(b.c.closing))
 	}
 	if e.last != nil {
 		b.c.isolated(isolationOf(e.last))

@@ -16,7 +16,9 @@ import (
 
 // place creates the job's work directory, with the files of its project and its overlays. If the job was delivered
 // before, place returns the directory it has.
-func (e *execution) place(ctx, calls context.Context, rpc pb.FilesClient, vm *files.VM) error {
+func (e *execution) place(
+	ctx, calls context.Context, rpc pb.FilesClient, vm *files.VM, remarks *buildlog.Remarks,
+) error {
 	until, end := context.WithCancelCause(calls)
 	defer end(nil)
 	defer context.AfterFunc(ctx, func() { end(context.Cause(ctx)) })()
@@ -27,6 +29,11 @@ func (e *execution) place(ctx, calls context.Context, rpc pb.FilesClient, vm *fi
 		archive := e.job.Project
 		if after > 0 {
 			archive = e.job.Overlays[after-1]
+		}
+		if archive != nil && archive.Cache && archive.LeftOut == nil {
+			its := *archive
+			its.LeftOut = func(note string) { fmt.Fprintf(remarks, "cache: it is not restored: %s\n", note) }
+			archive = &its
 		}
 		err = retryFor(until, e.patience, func() (progress bool, err error) {
 			dir, progress, err = vm.Place(until, rpc, after, archive)
@@ -90,6 +97,37 @@ func (e *execution) collect(
 		err = flushErr
 	}
 	return err
+}
+
+// collectCaches collects the job's caches. The error is that of the log, or of the end of a context.
+func (e *execution) collectCaches(
+	ctx, calls context.Context, rpc pb.FilesClient, caches []*files.Cache, result Result, remarks *buildlog.Remarks,
+) error {
+	until, end := context.WithCancelCause(calls)
+	defer end(nil)
+	defer context.AfterFunc(ctx, func() { end(context.Cause(ctx)) })()
+	for _, c := range caches {
+		if c.When != nil && !c.When(result.Status == Succeeded) {
+			continue
+		}
+		arriving := c.Collect()
+		err := retryFor(until, e.patience, func() (bool, error) { return arriving.Receive(until, rpc) })
+		if until.Err() != nil {
+			arriving.Close()
+			return context.Cause(until)
+		}
+		if err != nil {
+			err = plain(err)
+		}
+		if arriving.Note != "" {
+			fmt.Fprintf(remarks, "cache: %s\n", arriving.Note)
+		}
+		line := c.End(until, arriving, err)
+		if arriving.Close(); line != "" {
+			fmt.Fprintln(remarks, line)
+		}
+	}
+	return e.log.Flush(calls)
 }
 
 // plain returns the text of a step runner's answer without the gRPC code.

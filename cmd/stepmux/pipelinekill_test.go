@@ -22,7 +22,7 @@ import (
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
 
-// countingPipeline is a pipeline whose jobs append lines to a ledger.
+// countingPipeline is a pipeline whose jobs append lines to a ledger. Some share a cache, and fail if it is not whole.
 func countingPipeline(t *testing.T, key, ledger string) *pb.SubmitPipelineRequest {
 	t.Helper()
 	line := func(job string) string { return fmt.Sprintf("'echo %s.%s >> %s'", key, job, ledger) }
@@ -32,7 +32,15 @@ func countingPipeline(t *testing.T, key, ledger string) *pb.SubmitPipelineReques
 stages: [one, two, three]
 a: {stage: one, script: [%s, echo V=%s > v.env, echo %s > f, sleep 0.1],
   artifacts: {paths: [f], reports: {dotenv: v.env}}}
-b: {stage: two, parallel: 3, script: [%s, 'test "$(cat f)" = "$V"']}
+b:
+  stage: two
+  parallel: 3
+  cache: {paths: [c]}
+  script:
+    - %s
+    - test "$(cat f)" = "$V"
+    - mkdir -p c; test "$(ls c)" = "" || cmp c/one c/two
+    - echo $V | tee c/one >c/two
 c: {stage: two, script: [%s, sleep 0.1, exit 1], retry: 1, allow_failure: true}
 m: {stage: two, script: [%s], when: manual, allow_failure: false}
 d: {stage: three, script: [%s, 'test "$(cat f)" = %s'], resource_group: one}

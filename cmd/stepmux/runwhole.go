@@ -180,6 +180,7 @@ func (f *runFlags) runJobsOf(
 		return nil, err
 	}
 	of.Executor, of.Name = on, "run "+of.Name // the files of a VM are not those of this machine
+	on.caches.dir = carry.CacheDir(of.CachesDir)
 	if of.Slots == 0 {
 		of.Slots = leastReady
 		for _, vm := range on.vms.provider.Stat().Instances {
@@ -200,10 +201,11 @@ type onVMs struct {
 	file     string // with the pipeline
 	prefix   [3]byte
 	number   atomic.Int64 // of the last build
+	caches   vmCaches
 
 	mu      sync.Mutex // guards the following
 	reports []batch.Report
-	told    map[string]bool // caches and labels without an effect
+	told    map[string]bool // labels without an effect
 }
 
 // Execute implements [carry.Executor].
@@ -213,7 +215,9 @@ func (v *onVMs) Execute(ctx, abort context.Context, a *carry.Attempt) (*carry.Ou
 		a.Say(err.Error())
 		return &carry.Outcome{Report: &standalone.Report{Status: whole.Failure, Reason: standalone.Invalid}}, nil
 	}
-	v.noteCaches(a)
+	caches, endCaches := v.caches.of(a)
+	defer endCaches()
+	build.Job.Caches = caches
 	var packed *os.File
 	defer func() {
 		if packed != nil {
@@ -352,14 +356,6 @@ type notClosed struct{ io.Writer }
 
 // Close does nothing.
 func (notClosed) Close() error { return nil }
-
-// noteCaches names the caches of a job, which have no effect, each once.
-func (v *onVMs) noteCaches(a *carry.Attempt) {
-	for _, c := range a.Caches {
-		paths := strings.Join(c.Paths, ", ")
-		v.once(a, fmt.Sprintf("caches are not kept on VMs: the job runs without that of %.160q", paths))
-	}
-}
 
 // once says a line about a job, unless it was said about another one.
 func (v *onVMs) once(a *carry.Attempt, line string) {

@@ -90,14 +90,18 @@ func jobOf(t *testing.T, line []byte) (job, vm string) {
 	return strings.TrimPrefix(result.File, ".gitlab-ci.yml "), result.Instance
 }
 
-// An artifact of 1 MiB goes once to a VM that lacks it, however many jobs there need it, and not at all to the one on
-// which it was made.
+// An artifact and a cache of 1 MiB each go once to a VM that lacks them, however many jobs there need them, and not at
+// all to the one on which they were made.
 func TestArtifactsAreSentOnceToAVM(t *testing.T) {
 	t.Parallel()
 	v := startApartVMs(t)
 	cmd := v.pipeline(t, `
-make: {stage: build, script: [head -c 1048576 /dev/urandom > made], artifacts: {paths: [made]}}
-use: {parallel: 6, script: [test $(wc -c < made) = 1048576]}
+make:
+  stage: build
+  script: [head -c 1048576 /dev/urandom > made, head -c 1048576 /dev/urandom > kept]
+  artifacts: {paths: [made]}
+  cache: {paths: [kept]}
+use: {parallel: 6, script: [test "$(cat made kept | wc -c)" = 2097152], cache: {paths: [kept]}}
 `)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -115,11 +119,11 @@ use: {parallel: 6, script: [test $(wc -c < made) = 1048576]}
 	for i := range v.got {
 		got := v.got[i].Load()
 		if maker == fmt.Sprintf("vm-%d", i+1) {
-			require.Less(t, got, int64(mib/2), "it has the artifact")
+			require.Less(t, got, int64(mib/2), "it has both")
 			continue
 		}
-		require.Greater(t, got, int64(mib))
-		require.Less(t, got, int64(mib+mib/2), "it needs the artifact once")
+		require.Greater(t, got, int64(2*mib))
+		require.Less(t, got, int64(2*mib+mib/2), "it needs each once")
 	}
 }
 

@@ -31,6 +31,10 @@ type Project struct {
 	// Open opens the archive, and may have to fetch it first: ctx bounds that. It is called for each transfer, at any
 	// time until the build has ended.
 	Open func(ctx context.Context) (io.ReadSeekCloser, error)
+	// Cache says that the archive is a cache: it may have links that lead out, and the build goes on without one that
+	// cannot be unpacked. LeftOut is called with the VM's reason then, which is untrusted text. May be nil.
+	Cache   bool
+	LeftOut func(note string)
 }
 
 // Artifacts selects the files of a build that are collected at its end.
@@ -106,7 +110,7 @@ func (v *VM) Place(
 	}
 	name := &pb.PlaceRequest{Ask: true, After: int32(after)}
 	if p != nil {
-		name.Digest, name.Size = p.Digest, p.Size
+		name.Digest, name.Size, name.Cache = p.Digest, p.Size, p.Cache
 	}
 	s := sending{stream, name}
 	resp, err := s.ask()
@@ -119,6 +123,9 @@ func (v *VM) Place(
 	}
 	for err == nil && resp.GetDir() == "" {
 		resp, err = s.receive()
+	}
+	if err == nil && resp.GetNote() != "" && p != nil && p.Cache && p.LeftOut != nil {
+		p.LeftOut(resp.GetNote())
 	}
 	return resp.GetDir(), progress, err
 }
@@ -201,6 +208,9 @@ type Collection struct {
 	file    *os.File // nil before the first piece
 	arrived int64
 	size    int64
+	// Of a Cache: has is the archive that the caller has, and same says that the VM's is the same.
+	isCache, same bool
+	has           string
 	// Note is the VM's text about patterns that matched no file and about files that were left out. It is untrusted
 	// text.
 	Note string
@@ -214,7 +224,9 @@ func (a Artifacts) Collect() *Collection { return &Collection{of: a} }
 func (c *Collection) Receive(ctx context.Context, rpc pb.FilesClient) (progress bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, err := rpc.Collect(ctx, &pb.CollectRequest{Paths: c.of.Paths, Offset: c.arrived, Keep: c.of.Keep})
+	stream, err := rpc.Collect(ctx, &pb.CollectRequest{
+		Paths: c.of.Paths, Offset: c.arrived, Keep: c.of.Keep, Cache: c.isCache, Has: c.has,
+	})
 	if err != nil {
 		return false, err
 	}
@@ -228,7 +240,7 @@ func (c *Collection) Receive(ctx context.Context, rpc pb.FilesClient) (progress 
 	if err != nil {
 		return false, err
 	}
-	for c.arrived < c.size {
+	for c.arrived < c.size && !c.same {
 		msg, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
 			err = status.Error(codes.Unavailable, "the step runner ended the call before all artifacts had arrived")
@@ -252,6 +264,10 @@ func (c *Collection) Receive(ctx context.Context, rpc pb.FilesClient) (progress 
 
 // begin handles the first message of a call.
 func (c *Collection) begin(first *pb.CollectResponse) error {
+	if c.has != "" && first.GetSame() {
+		c.same, c.Note = true, first.GetNote()
+		return nil
+	}
 	size, most := first.GetSize(), c.of.MaxBytes
 	if most == 0 {
 		most = DefaultMaxBytes

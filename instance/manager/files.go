@@ -103,20 +103,20 @@ func checkProject(digest string, size int64) error {
 	return nil
 }
 
-// archives returns the archives that are unpacked for a build: its project, and the artifacts of other jobs.
+// archives returns the archives that are unpacked for a build: its project, caches, and the artifacts of other jobs.
 func (m *Manager) archives(asked *pb.SubmitRequest) (all []*files.Project) {
-	add := func(digest string, size int64) {
+	add := func(digest string, size int64, cache bool) {
 		all = append(all, &files.Project{
-			Digest: digest, Size: size, Open: func(ctx context.Context) (io.ReadSeekCloser, error) {
+			Digest: digest, Size: size, Cache: cache, Open: func(ctx context.Context) (io.ReadSeekCloser, error) {
 				return m.files.OpenProject(ctx, digest, size)
 			},
 		})
 	}
 	if digest := asked.GetProject(); digest != "" {
-		add(digest, asked.GetProjectBytes())
+		add(digest, asked.GetProjectBytes(), false)
 	}
 	for _, a := range asked.GetPipeline().GetArchives() {
-		add(a.GetDigest(), a.GetSize())
+		add(a.GetDigest(), a.GetSize(), a.GetCache())
 	}
 	return all
 }

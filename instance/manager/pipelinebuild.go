@@ -191,11 +191,15 @@ func (p *PipelineRun) ReadArtifacts(ctx context.Context, build string, to io.Wri
 
 // KeepArchive keeps an archive for builds that are about to be queued.
 func (p *PipelineRun) KeepArchive(ctx context.Context, digest string, size int64, from io.Reader) error {
-	kept, err := p.m.files.UseProject(ctx, digest, size)
+	return p.m.keepArchive(ctx, digest, size, from)
+}
+
+func (m *Manager) keepArchive(ctx context.Context, digest string, size int64, from io.Reader) error {
+	kept, err := m.files.UseProject(ctx, digest, size)
 	if err != nil || kept {
 		return err
 	}
-	upload, err := p.m.files.BeginProject(ctx, digest, size)
+	upload, err := m.files.BeginProject(ctx, digest, size)
 	if err != nil {
 		return err
 	}
@@ -204,10 +208,10 @@ func (p *PipelineRun) KeepArchive(ctx context.Context, digest string, size int64
 		upload.Discard()
 		return err
 	}
-	if err := p.m.files.KeepProject(ctx, upload); err != nil {
+	if err := m.files.KeepProject(ctx, upload); err != nil {
 		return err
 	}
-	_, err = p.m.files.UseProject(ctx, digest, size)
+	_, err = m.files.UseProject(ctx, digest, size)
 	return err
 }
 

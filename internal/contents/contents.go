@@ -128,21 +128,22 @@ func (s *Store) Create() (*os.File, error) {
 	return file, oserr.Hint(err, s.Dir)
 }
 
-// Adopt puts a complete file of Create into the store. Its content is its name.
-func (s *Store) Adopt(file *os.File) error {
+// Adopt puts a complete file of Create into the store, and returns its digest.
+func (s *Store) Adopt(file *os.File) (digest string, err error) {
 	if _, err := file.Seek(0, io.SeekStart); err != nil {
-		return err
+		return "", err
 	}
 	sum := sha256.New()
 	size, err := io.Copy(sum, file)
 	if err != nil {
-		return err
+		return "", err
 	}
 	s.Sweep(0, nil) // its own bytes are there already
+	digest = hex.EncodeToString(sum.Sum(nil))
 	if size == 0 {
-		return os.Remove(file.Name())
+		return digest, os.Remove(file.Name())
 	}
-	return oserr.Hint(os.Rename(file.Name(), filepath.Join(s.Dir, hex.EncodeToString(sum.Sum(nil)))), s.Dir)
+	return digest, oserr.Hint(os.Rename(file.Name(), filepath.Join(s.Dir, digest)), s.Dir)
 }
 
 // SyncDir makes the names of the files in a directory survive a crash of the machine.

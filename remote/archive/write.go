@@ -217,7 +217,7 @@ func (p *packer) tar(w io.Writer) error {
 		case i.info.IsDir():
 			h.Typeflag, h.Name = tar.TypeDir, i.name+"/"
 		case i.file == nil:
-			h.Typeflag, h.Linkname = tar.TypeSymlink, i.target
+			h.Typeflag, h.Linkname, h.ModTime = tar.TypeSymlink, i.target, time.Unix(0, 0) // as Extract does not set it
 		default:
 			h.Typeflag, h.Size = tar.TypeReg, i.info.Size()
 		}

@@ -67,10 +67,7 @@ func Restore(ctx context.Context, client *transfer.Client, cfg RestoreConfig) er
 	} else if missed != nil {
 		return ErrMiss
 	}
-	file, err := boundedfile.Open(os.OpenFile, cfg.File) // another job may have put a pipe there
-	if errors.Is(err, fs.ErrNotExist) {
-		return ErrMiss
-	}
+	file, err := open(cfg.File)
 	if err != nil {
 		return err
 	}
@@ -81,6 +78,21 @@ func Restore(ctx context.Context, client *transfer.Client, cfg RestoreConfig) er
 	}
 	cfg.Log.Info(fmt.Sprintf("Unpacked %s.", plural.Count(files, "file")))
 	return nil
+}
+
+// Open opens the archive of a cache on this machine, as a use of it. Without it the error is [ErrMiss]. The caller
+// closes the file, which stays as it is when another job replaces the archive.
+func Open(path string) (*os.File, error) {
+	use(path)
+	return open(path)
+}
+
+func open(path string) (*os.File, error) {
+	file, err := boundedfile.Open(os.OpenFile, path) // another job may have put a pipe there
+	if errors.Is(err, fs.ErrNotExist) {
+		err = ErrMiss
+	}
+	return file, err
 }
 
 // isMiss reports whether err means that the server has no such archive. Some object stores answer 403 to hide whether

@@ -88,6 +88,20 @@ func Save(ctx context.Context, client *transfer.Client, cfg SaveConfig) error {
 	return cfg.upload(ctx, client)
 }
 
+// Keep replaces the archive of a cache on this machine by a whole file of the same file system, which it renames.
+func Keep(file *os.File, archive string) (err error) {
+	for range 2 { // a Sweep may remove the directory of an old one in between
+		if err = os.MkdirAll(filepath.Dir(archive), 0o700); err != nil {
+			return err
+		}
+		use(archive)
+		if err = os.Rename(file.Name(), archive); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return err
+}
+
 // takeAlternate renames AlternateFile to File if only AlternateFile exists.
 func (cfg SaveConfig) takeAlternate() error {
 	if cfg.AlternateFile == "" || cfg.AlternateFile == cfg.File {

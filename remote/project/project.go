@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
@@ -43,11 +44,15 @@ type Project struct {
 	cfg Config
 
 	turn   chan struct{}    // held by the running call; guards the following
-	placed []string         // digests of the archives; empty for the directory without an archive
+	placed []placed         // the archives
 	upload *contents.Upload // an archive that has arrived in part; may be nil
 	packed *os.File
+	digest string // of packed, if builds share archives
 	note   string
 }
+
+// placed is an archive that was unpacked, or left out because of note. Without an archive the digest is empty.
+type placed struct{ digest, note string }
 
 // New returns a Project. The caller closes it.
 func New(cfg Config) *Project { return &Project{cfg: cfg, turn: make(chan struct{}, 1)} }
@@ -102,10 +107,10 @@ func (p *Project) Place(stream grpc.BidiStreamingServer[pb.PlaceRequest, pb.Plac
 			return answer(ctx, err)
 		}
 	}
-	if p.placed[after] != req.GetDigest() {
+	if p.placed[after].digest != req.GetDigest() {
 		return status.Error(codes.AlreadyExists, "the build has another project already")
 	}
-	return stream.Send(&pb.PlaceResponse{Dir: p.dir()})
+	return stream.Send(&pb.PlaceResponse{Dir: p.dir(), Note: p.placed[after].note})
 }
 
 // check checks a request that names an archive.
@@ -166,14 +171,26 @@ func (p *Project) place(
 			return oserr.Hint(err, p.cfg.Dir)
 		}
 	}
+	one := placed{digest: req.GetDigest()}
 	if archive != nil {
-		if _, err := p.run(stream.Context(), archive, nil, "unpack"); err != nil {
+		args := []string{"unpack"}
+		if req.GetCache() {
+			args = append(args, outsideLinks)
+		}
+		_, err := p.run(stream.Context(), archive, nil, args...)
+		if why, said := errors.AsType[programError](err); said && req.GetCache() && !oserr.NoSpace(err) {
+			one.note, err = why.Error(), nil
+		}
+		if err != nil {
 			return fmt.Errorf("unpack the project: %w", err)
 		}
 	}
-	p.placed = append(p.placed, req.GetDigest())
+	p.placed = append(p.placed, one)
 	return nil
 }
+
+// outsideLinks is the flag of the programs that pack and unpack, for a cache.
+const outsideLinks = "--outside-links"
 
 // archive returns the archive in a request, from the cache or from the stream. The caller closes it.
 func (p *Project) archive(
@@ -265,7 +282,7 @@ func (p *Project) Collect(req *pb.CollectRequest, stream grpc.ServerStreamingSer
 		return status.Error(codes.FailedPrecondition, "the build has no directory of a project")
 	}
 	if p.packed == nil || req.GetOffset() == 0 {
-		if err := p.pack(ctx, req.GetPaths(), req.GetKeep()); err != nil {
+		if err := p.pack(ctx, req); err != nil {
 			return answer(ctx, err)
 		}
 	}
@@ -273,7 +290,8 @@ func (p *Project) Collect(req *pb.CollectRequest, stream grpc.ServerStreamingSer
 	if err != nil {
 		return answer(ctx, err)
 	}
-	if err := stream.Send(&pb.CollectResponse{Size: info.Size(), Note: p.note}); err != nil {
+	same := p.digest != "" && p.digest == req.GetHas()
+	if err := stream.Send(&pb.CollectResponse{Size: info.Size(), Note: p.note, Same: same}); err != nil || same {
 		return err
 	}
 	from := io.NewSectionReader(p.packed, req.GetOffset(), max(info.Size()-req.GetOffset(), 0))
@@ -294,22 +312,28 @@ func (p *Project) Collect(req *pb.CollectRequest, stream grpc.ServerStreamingSer
 	}
 }
 
-// pack packs files of the job's directory. With keep, the archive is kept for later builds, if builds share archives.
-func (p *Project) pack(ctx context.Context, paths []string, keep bool) error {
+// pack packs files of the job's directory. If the request says so, the archive is kept for later builds, as far as
+// builds share archives.
+func (p *Project) pack(ctx context.Context, req *pb.CollectRequest) error {
 	if p.packed != nil {
 		p.packed.Close()
 		p.packed = nil
 	}
-	file, kept, err := p.create(keep)
+	p.digest = ""
+	file, kept, err := p.create(req.GetKeep())
 	if err != nil {
 		return err
 	}
-	p.note, err = p.run(ctx, nil, file, append([]string{"pack", "--"}, paths...)...)
+	args := []string{"pack"}
+	if req.GetCache() {
+		args = append(args, outsideLinks)
+	}
+	p.note, err = p.run(ctx, nil, file, slices.Concat(args, []string{"--"}, req.GetPaths())...)
 	if gone := unix.Access(p.dir(), unix.X_OK); err != nil && gone != nil { // by the job: that is no failure
 		p.note, err = fmt.Sprintf("the job's work directory cannot be entered any more: %v", gone), nil
 	}
 	if err == nil && kept != nil {
-		err = kept(file)
+		p.digest, err = kept(file)
 	}
 	if err != nil {
 		file.Close()
@@ -324,7 +348,7 @@ func (p *Project) pack(ctx context.Context, paths []string, keep bool) error {
 
 // create creates a file for artifacts. If kept is not nil, the file has a name: the caller calls kept when the file is
 // complete, or else removes it.
-func (p *Project) create(keep bool) (file *os.File, kept func(*os.File) error, err error) {
+func (p *Project) create(keep bool) (file *os.File, kept func(*os.File) (string, error), err error) {
 	if keep {
 		store, shared, err := p.store()
 		if err != nil {

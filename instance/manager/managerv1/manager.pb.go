@@ -79,7 +79,7 @@ func (x Build_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Build_Phase.Descriptor instead.
 func (Build_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{6, 0}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{7, 0}
 }
 
 type Pipeline_Phase int32
@@ -137,7 +137,7 @@ func (x Pipeline_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Pipeline_Phase.Descriptor instead.
 func (Pipeline_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{39, 0}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{40, 0}
 }
 
 // SubmitRequest asks for a build. The queue keeps it without its key.
@@ -318,8 +318,10 @@ type PipelineBuild struct {
 	// id is the ID of the pipeline, and job the name of the job.
 	Id  string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	Job string `protobuf:"bytes,2,opt,name=job,proto3" json:"job,omitempty"`
-	// archives are unpacked after the project: artifacts of other jobs.
-	Archives      []*Archive `protobuf:"bytes,3,rep,name=archives,proto3" json:"archives,omitempty"`
+	// archives are unpacked after the project: caches, and artifacts of other jobs.
+	Archives []*Archive `protobuf:"bytes,3,rep,name=archives,proto3" json:"archives,omitempty"`
+	// caches are kept when the build has ended.
+	Caches        []*PipelineCache `protobuf:"bytes,4,rep,name=caches,proto3" json:"caches,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -375,19 +377,117 @@ func (x *PipelineBuild) GetArchives() []*Archive {
 	return nil
 }
 
+func (x *PipelineBuild) GetCaches() []*PipelineCache {
+	if x != nil {
+		return x.Caches
+	}
+	return nil
+}
+
+// PipelineCache describes files of a build that later builds of the project get.
+type PipelineCache struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// name is the name of the cache in the state, and key that for people.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Key  string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	// paths are patterns of its files.
+	Paths []string `protobuf:"bytes,3,rep,name=paths,proto3" json:"paths,omitempty"`
+	// on_success and on_failure say after which outcome it is kept.
+	OnSuccess bool `protobuf:"varint,4,opt,name=on_success,json=onSuccess,proto3" json:"on_success,omitempty"`
+	OnFailure bool `protobuf:"varint,5,opt,name=on_failure,json=onFailure,proto3" json:"on_failure,omitempty"`
+	// has is the archive that is the cache already, if the build changes nothing. It may be missing.
+	Has           *Archive `protobuf:"bytes,6,opt,name=has,proto3" json:"has,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PipelineCache) Reset() {
+	*x = PipelineCache{}
+	mi := &file_managerv1_manager_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PipelineCache) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PipelineCache) ProtoMessage() {}
+
+func (x *PipelineCache) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PipelineCache.ProtoReflect.Descriptor instead.
+func (*PipelineCache) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *PipelineCache) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PipelineCache) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *PipelineCache) GetPaths() []string {
+	if x != nil {
+		return x.Paths
+	}
+	return nil
+}
+
+func (x *PipelineCache) GetOnSuccess() bool {
+	if x != nil {
+		return x.OnSuccess
+	}
+	return false
+}
+
+func (x *PipelineCache) GetOnFailure() bool {
+	if x != nil {
+		return x.OnFailure
+	}
+	return false
+}
+
+func (x *PipelineCache) GetHas() *Archive {
+	if x != nil {
+		return x.Has
+	}
+	return nil
+}
+
 // Archive is a file that the manager has: tar in zstd.
 type Archive struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// digest is its SHA-256, in hexadecimal, and size its length.
-	Digest        string `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
-	Size          int64  `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	Digest string `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	Size   int64  `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	// cache says that a build goes on without it if it cannot be unpacked.
+	Cache         bool `protobuf:"varint,3,opt,name=cache,proto3" json:"cache,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Archive) Reset() {
 	*x = Archive{}
-	mi := &file_managerv1_manager_proto_msgTypes[3]
+	mi := &file_managerv1_manager_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -399,7 +499,7 @@ func (x *Archive) String() string {
 func (*Archive) ProtoMessage() {}
 
 func (x *Archive) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[3]
+	mi := &file_managerv1_manager_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -412,7 +512,7 @@ func (x *Archive) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Archive.ProtoReflect.Descriptor instead.
 func (*Archive) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{3}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Archive) GetDigest() string {
@@ -427,6 +527,13 @@ func (x *Archive) GetSize() int64 {
 		return x.Size
 	}
 	return 0
+}
+
+func (x *Archive) GetCache() bool {
+	if x != nil {
+		return x.Cache
+	}
+	return false
 }
 
 // Warning is about a valid part of a job that may not do what its author expects, such as a script without set -e.
@@ -444,7 +551,7 @@ type Warning struct {
 
 func (x *Warning) Reset() {
 	*x = Warning{}
-	mi := &file_managerv1_manager_proto_msgTypes[4]
+	mi := &file_managerv1_manager_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -456,7 +563,7 @@ func (x *Warning) String() string {
 func (*Warning) ProtoMessage() {}
 
 func (x *Warning) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[4]
+	mi := &file_managerv1_manager_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -469,7 +576,7 @@ func (x *Warning) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Warning.ProtoReflect.Descriptor instead.
 func (*Warning) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{4}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Warning) GetWhere() string {
@@ -509,7 +616,7 @@ type GetRequest struct {
 
 func (x *GetRequest) Reset() {
 	*x = GetRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[5]
+	mi := &file_managerv1_manager_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -521,7 +628,7 @@ func (x *GetRequest) String() string {
 func (*GetRequest) ProtoMessage() {}
 
 func (x *GetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[5]
+	mi := &file_managerv1_manager_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -534,7 +641,7 @@ func (x *GetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRequest.ProtoReflect.Descriptor instead.
 func (*GetRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{5}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *GetRequest) GetId() string {
@@ -578,7 +685,7 @@ type Build struct {
 
 func (x *Build) Reset() {
 	*x = Build{}
-	mi := &file_managerv1_manager_proto_msgTypes[6]
+	mi := &file_managerv1_manager_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -590,7 +697,7 @@ func (x *Build) String() string {
 func (*Build) ProtoMessage() {}
 
 func (x *Build) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[6]
+	mi := &file_managerv1_manager_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -603,7 +710,7 @@ func (x *Build) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Build.ProtoReflect.Descriptor instead.
 func (*Build) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{6}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Build) GetId() string {
@@ -738,7 +845,7 @@ type Result struct {
 
 func (x *Result) Reset() {
 	*x = Result{}
-	mi := &file_managerv1_manager_proto_msgTypes[7]
+	mi := &file_managerv1_manager_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -750,7 +857,7 @@ func (x *Result) String() string {
 func (*Result) ProtoMessage() {}
 
 func (x *Result) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[7]
+	mi := &file_managerv1_manager_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -763,7 +870,7 @@ func (x *Result) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Result.ProtoReflect.Descriptor instead.
 func (*Result) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{7}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Result) GetReason() string {
@@ -823,7 +930,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[8]
+	mi := &file_managerv1_manager_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -835,7 +942,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[8]
+	mi := &file_managerv1_manager_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -848,7 +955,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{8}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListRequest) GetPhase() Build_Phase {
@@ -891,7 +998,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[9]
+	mi := &file_managerv1_manager_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -903,7 +1010,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[9]
+	mi := &file_managerv1_manager_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -916,7 +1023,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{9}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListResponse) GetBuilds() []*Build {
@@ -952,7 +1059,7 @@ type FollowRequest struct {
 
 func (x *FollowRequest) Reset() {
 	*x = FollowRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[10]
+	mi := &file_managerv1_manager_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -964,7 +1071,7 @@ func (x *FollowRequest) String() string {
 func (*FollowRequest) ProtoMessage() {}
 
 func (x *FollowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[10]
+	mi := &file_managerv1_manager_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -977,7 +1084,7 @@ func (x *FollowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
 func (*FollowRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{10}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *FollowRequest) GetId() string {
@@ -1016,7 +1123,7 @@ type FollowResponse struct {
 
 func (x *FollowResponse) Reset() {
 	*x = FollowResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[11]
+	mi := &file_managerv1_manager_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1028,7 +1135,7 @@ func (x *FollowResponse) String() string {
 func (*FollowResponse) ProtoMessage() {}
 
 func (x *FollowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[11]
+	mi := &file_managerv1_manager_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1041,7 +1148,7 @@ func (x *FollowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
 func (*FollowResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{11}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *FollowResponse) GetText() []byte {
@@ -1081,7 +1188,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[12]
+	mi := &file_managerv1_manager_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1093,7 +1200,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[12]
+	mi := &file_managerv1_manager_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1106,7 +1213,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{12}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *CancelRequest) GetId() string {
@@ -1124,7 +1231,7 @@ type CancelResponse struct {
 
 func (x *CancelResponse) Reset() {
 	*x = CancelResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[13]
+	mi := &file_managerv1_manager_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1136,7 +1243,7 @@ func (x *CancelResponse) String() string {
 func (*CancelResponse) ProtoMessage() {}
 
 func (x *CancelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[13]
+	mi := &file_managerv1_manager_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1149,7 +1256,7 @@ func (x *CancelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResponse.ProtoReflect.Descriptor instead.
 func (*CancelResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{13}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{14}
 }
 
 type AuditRequest struct {
@@ -1160,7 +1267,7 @@ type AuditRequest struct {
 
 func (x *AuditRequest) Reset() {
 	*x = AuditRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[14]
+	mi := &file_managerv1_manager_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1172,7 +1279,7 @@ func (x *AuditRequest) String() string {
 func (*AuditRequest) ProtoMessage() {}
 
 func (x *AuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[14]
+	mi := &file_managerv1_manager_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1185,7 +1292,7 @@ func (x *AuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
 func (*AuditRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{14}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{15}
 }
 
 type AuditResponse struct {
@@ -1197,7 +1304,7 @@ type AuditResponse struct {
 
 func (x *AuditResponse) Reset() {
 	*x = AuditResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[15]
+	mi := &file_managerv1_manager_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1209,7 +1316,7 @@ func (x *AuditResponse) String() string {
 func (*AuditResponse) ProtoMessage() {}
 
 func (x *AuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[15]
+	mi := &file_managerv1_manager_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1222,7 +1329,7 @@ func (x *AuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditResponse.ProtoReflect.Descriptor instead.
 func (*AuditResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{15}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *AuditResponse) GetEntries() []*AuditResponse_Entry {
@@ -1240,7 +1347,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[16]
+	mi := &file_managerv1_manager_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1252,7 +1359,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[16]
+	mi := &file_managerv1_manager_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1265,7 +1372,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{16}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{17}
 }
 
 type StatusResponse struct {
@@ -1278,7 +1385,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[17]
+	mi := &file_managerv1_manager_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1290,7 +1397,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[17]
+	mi := &file_managerv1_manager_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1303,7 +1410,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{17}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *StatusResponse) GetJson() []byte {
@@ -1326,7 +1433,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[18]
+	mi := &file_managerv1_manager_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1338,7 +1445,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[18]
+	mi := &file_managerv1_manager_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1351,7 +1458,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{18}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DrainRequest) GetInstances() []string {
@@ -1383,7 +1490,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[19]
+	mi := &file_managerv1_manager_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1395,7 +1502,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[19]
+	mi := &file_managerv1_manager_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1408,7 +1515,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{19}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{20}
 }
 
 type UndrainRequest struct {
@@ -1420,7 +1527,7 @@ type UndrainRequest struct {
 
 func (x *UndrainRequest) Reset() {
 	*x = UndrainRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[20]
+	mi := &file_managerv1_manager_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1432,7 +1539,7 @@ func (x *UndrainRequest) String() string {
 func (*UndrainRequest) ProtoMessage() {}
 
 func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[20]
+	mi := &file_managerv1_manager_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1445,7 +1552,7 @@ func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainRequest.ProtoReflect.Descriptor instead.
 func (*UndrainRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{20}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *UndrainRequest) GetInstances() []string {
@@ -1463,7 +1570,7 @@ type UndrainResponse struct {
 
 func (x *UndrainResponse) Reset() {
 	*x = UndrainResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[21]
+	mi := &file_managerv1_manager_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1475,7 +1582,7 @@ func (x *UndrainResponse) String() string {
 func (*UndrainResponse) ProtoMessage() {}
 
 func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[21]
+	mi := &file_managerv1_manager_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1488,7 +1595,7 @@ func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainResponse.ProtoReflect.Descriptor instead.
 func (*UndrainResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{21}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{22}
 }
 
 type KeepProjectRequest struct {
@@ -1504,7 +1611,7 @@ type KeepProjectRequest struct {
 
 func (x *KeepProjectRequest) Reset() {
 	*x = KeepProjectRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[22]
+	mi := &file_managerv1_manager_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1516,7 +1623,7 @@ func (x *KeepProjectRequest) String() string {
 func (*KeepProjectRequest) ProtoMessage() {}
 
 func (x *KeepProjectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[22]
+	mi := &file_managerv1_manager_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1529,7 +1636,7 @@ func (x *KeepProjectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepProjectRequest.ProtoReflect.Descriptor instead.
 func (*KeepProjectRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{22}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *KeepProjectRequest) GetDigest() string {
@@ -1562,7 +1669,7 @@ type KeepProjectResponse struct {
 
 func (x *KeepProjectResponse) Reset() {
 	*x = KeepProjectResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[23]
+	mi := &file_managerv1_manager_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1574,7 +1681,7 @@ func (x *KeepProjectResponse) String() string {
 func (*KeepProjectResponse) ProtoMessage() {}
 
 func (x *KeepProjectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[23]
+	mi := &file_managerv1_manager_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1587,7 +1694,7 @@ func (x *KeepProjectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepProjectResponse.ProtoReflect.Descriptor instead.
 func (*KeepProjectResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{23}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *KeepProjectResponse) GetWanted() int64 {
@@ -1608,7 +1715,7 @@ type ArtifactsRequest struct {
 
 func (x *ArtifactsRequest) Reset() {
 	*x = ArtifactsRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[24]
+	mi := &file_managerv1_manager_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1620,7 +1727,7 @@ func (x *ArtifactsRequest) String() string {
 func (*ArtifactsRequest) ProtoMessage() {}
 
 func (x *ArtifactsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[24]
+	mi := &file_managerv1_manager_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1633,7 +1740,7 @@ func (x *ArtifactsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArtifactsRequest.ProtoReflect.Descriptor instead.
 func (*ArtifactsRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{24}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ArtifactsRequest) GetId() string {
@@ -1660,7 +1767,7 @@ type ArtifactsResponse struct {
 
 func (x *ArtifactsResponse) Reset() {
 	*x = ArtifactsResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[25]
+	mi := &file_managerv1_manager_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1672,7 +1779,7 @@ func (x *ArtifactsResponse) String() string {
 func (*ArtifactsResponse) ProtoMessage() {}
 
 func (x *ArtifactsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[25]
+	mi := &file_managerv1_manager_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1685,7 +1792,7 @@ func (x *ArtifactsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArtifactsResponse.ProtoReflect.Descriptor instead.
 func (*ArtifactsResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{25}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ArtifactsResponse) GetData() []byte {
@@ -1713,7 +1820,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[26]
+	mi := &file_managerv1_manager_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1725,7 +1832,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[26]
+	mi := &file_managerv1_manager_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1738,7 +1845,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{26}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ReserveRequest) GetLease() string {
@@ -1791,7 +1898,7 @@ type ReserveResponse struct {
 
 func (x *ReserveResponse) Reset() {
 	*x = ReserveResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[27]
+	mi := &file_managerv1_manager_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1803,7 +1910,7 @@ func (x *ReserveResponse) String() string {
 func (*ReserveResponse) ProtoMessage() {}
 
 func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[27]
+	mi := &file_managerv1_manager_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1816,7 +1923,7 @@ func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveResponse.ProtoReflect.Descriptor instead.
 func (*ReserveResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{27}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ReserveResponse) GetAhead() int64 {
@@ -1862,7 +1969,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[28]
+	mi := &file_managerv1_manager_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1874,7 +1981,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[28]
+	mi := &file_managerv1_manager_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1887,7 +1994,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{28}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ExecRequest) GetWhat() isExecRequest_What {
@@ -1977,7 +2084,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[29]
+	mi := &file_managerv1_manager_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1989,7 +2096,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[29]
+	mi := &file_managerv1_manager_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2002,7 +2109,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{29}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ExecResponse) GetWhat() isExecResponse_What {
@@ -2070,7 +2177,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[30]
+	mi := &file_managerv1_manager_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2082,7 +2189,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[30]
+	mi := &file_managerv1_manager_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2095,7 +2202,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{30}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ReleaseRequest) GetLease() string {
@@ -2115,7 +2222,7 @@ type ReleaseResponse struct {
 
 func (x *ReleaseResponse) Reset() {
 	*x = ReleaseResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[31]
+	mi := &file_managerv1_manager_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2127,7 +2234,7 @@ func (x *ReleaseResponse) String() string {
 func (*ReleaseResponse) ProtoMessage() {}
 
 func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[31]
+	mi := &file_managerv1_manager_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2140,7 +2247,7 @@ func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{31}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ReleaseResponse) GetLeft() []string {
@@ -2175,7 +2282,7 @@ type SubmitPipelineRequest struct {
 
 func (x *SubmitPipelineRequest) Reset() {
 	*x = SubmitPipelineRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[32]
+	mi := &file_managerv1_manager_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2187,7 +2294,7 @@ func (x *SubmitPipelineRequest) String() string {
 func (*SubmitPipelineRequest) ProtoMessage() {}
 
 func (x *SubmitPipelineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[32]
+	mi := &file_managerv1_manager_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2200,7 +2307,7 @@ func (x *SubmitPipelineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubmitPipelineRequest.ProtoReflect.Descriptor instead.
 func (*SubmitPipelineRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{32}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *SubmitPipelineRequest) GetKey() string {
@@ -2300,7 +2407,7 @@ type PipelineSource struct {
 
 func (x *PipelineSource) Reset() {
 	*x = PipelineSource{}
-	mi := &file_managerv1_manager_proto_msgTypes[33]
+	mi := &file_managerv1_manager_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2312,7 +2419,7 @@ func (x *PipelineSource) String() string {
 func (*PipelineSource) ProtoMessage() {}
 
 func (x *PipelineSource) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[33]
+	mi := &file_managerv1_manager_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2325,7 +2432,7 @@ func (x *PipelineSource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PipelineSource.ProtoReflect.Descriptor instead.
 func (*PipelineSource) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{33}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PipelineSource) GetName() string {
@@ -2415,7 +2522,7 @@ type NamedValue struct {
 
 func (x *NamedValue) Reset() {
 	*x = NamedValue{}
-	mi := &file_managerv1_manager_proto_msgTypes[34]
+	mi := &file_managerv1_manager_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2427,7 +2534,7 @@ func (x *NamedValue) String() string {
 func (*NamedValue) ProtoMessage() {}
 
 func (x *NamedValue) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[34]
+	mi := &file_managerv1_manager_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2440,7 +2547,7 @@ func (x *NamedValue) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamedValue.ProtoReflect.Descriptor instead.
 func (*NamedValue) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{34}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *NamedValue) GetName() string {
@@ -2469,7 +2576,7 @@ type SourceFile struct {
 
 func (x *SourceFile) Reset() {
 	*x = SourceFile{}
-	mi := &file_managerv1_manager_proto_msgTypes[35]
+	mi := &file_managerv1_manager_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2481,7 +2588,7 @@ func (x *SourceFile) String() string {
 func (*SourceFile) ProtoMessage() {}
 
 func (x *SourceFile) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[35]
+	mi := &file_managerv1_manager_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2494,7 +2601,7 @@ func (x *SourceFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceFile.ProtoReflect.Descriptor instead.
 func (*SourceFile) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{35}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SourceFile) GetPath() string {
@@ -2532,7 +2639,7 @@ type Changes struct {
 
 func (x *Changes) Reset() {
 	*x = Changes{}
-	mi := &file_managerv1_manager_proto_msgTypes[36]
+	mi := &file_managerv1_manager_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2544,7 +2651,7 @@ func (x *Changes) String() string {
 func (*Changes) ProtoMessage() {}
 
 func (x *Changes) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[36]
+	mi := &file_managerv1_manager_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2557,7 +2664,7 @@ func (x *Changes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Changes.ProtoReflect.Descriptor instead.
 func (*Changes) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{36}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Changes) GetBase() string {
@@ -2604,7 +2711,7 @@ type PipelineChoice struct {
 
 func (x *PipelineChoice) Reset() {
 	*x = PipelineChoice{}
-	mi := &file_managerv1_manager_proto_msgTypes[37]
+	mi := &file_managerv1_manager_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2616,7 +2723,7 @@ func (x *PipelineChoice) String() string {
 func (*PipelineChoice) ProtoMessage() {}
 
 func (x *PipelineChoice) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[37]
+	mi := &file_managerv1_manager_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2629,7 +2736,7 @@ func (x *PipelineChoice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PipelineChoice.ProtoReflect.Descriptor instead.
 func (*PipelineChoice) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{37}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *PipelineChoice) GetJob() string {
@@ -2683,7 +2790,7 @@ type SubmitPipelineResponse struct {
 
 func (x *SubmitPipelineResponse) Reset() {
 	*x = SubmitPipelineResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[38]
+	mi := &file_managerv1_manager_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2695,7 +2802,7 @@ func (x *SubmitPipelineResponse) String() string {
 func (*SubmitPipelineResponse) ProtoMessage() {}
 
 func (x *SubmitPipelineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[38]
+	mi := &file_managerv1_manager_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2708,7 +2815,7 @@ func (x *SubmitPipelineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubmitPipelineResponse.ProtoReflect.Descriptor instead.
 func (*SubmitPipelineResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{38}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *SubmitPipelineResponse) GetId() string {
@@ -2749,7 +2856,7 @@ type Pipeline struct {
 
 func (x *Pipeline) Reset() {
 	*x = Pipeline{}
-	mi := &file_managerv1_manager_proto_msgTypes[39]
+	mi := &file_managerv1_manager_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2761,7 +2868,7 @@ func (x *Pipeline) String() string {
 func (*Pipeline) ProtoMessage() {}
 
 func (x *Pipeline) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[39]
+	mi := &file_managerv1_manager_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2774,7 +2881,7 @@ func (x *Pipeline) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pipeline.ProtoReflect.Descriptor instead.
 func (*Pipeline) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{39}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Pipeline) GetId() string {
@@ -2914,7 +3021,7 @@ type PipelineJob struct {
 
 func (x *PipelineJob) Reset() {
 	*x = PipelineJob{}
-	mi := &file_managerv1_manager_proto_msgTypes[40]
+	mi := &file_managerv1_manager_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2926,7 +3033,7 @@ func (x *PipelineJob) String() string {
 func (*PipelineJob) ProtoMessage() {}
 
 func (x *PipelineJob) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[40]
+	mi := &file_managerv1_manager_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2939,7 +3046,7 @@ func (x *PipelineJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PipelineJob.ProtoReflect.Descriptor instead.
 func (*PipelineJob) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{40}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *PipelineJob) GetName() string {
@@ -3029,7 +3136,7 @@ type ListPipelinesRequest struct {
 
 func (x *ListPipelinesRequest) Reset() {
 	*x = ListPipelinesRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[41]
+	mi := &file_managerv1_manager_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3041,7 +3148,7 @@ func (x *ListPipelinesRequest) String() string {
 func (*ListPipelinesRequest) ProtoMessage() {}
 
 func (x *ListPipelinesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[41]
+	mi := &file_managerv1_manager_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3054,7 +3161,7 @@ func (x *ListPipelinesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPipelinesRequest.ProtoReflect.Descriptor instead.
 func (*ListPipelinesRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{41}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ListPipelinesRequest) GetLimit() int32 {
@@ -3073,7 +3180,7 @@ type ListPipelinesResponse struct {
 
 func (x *ListPipelinesResponse) Reset() {
 	*x = ListPipelinesResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[42]
+	mi := &file_managerv1_manager_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3085,7 +3192,7 @@ func (x *ListPipelinesResponse) String() string {
 func (*ListPipelinesResponse) ProtoMessage() {}
 
 func (x *ListPipelinesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[42]
+	mi := &file_managerv1_manager_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3098,7 +3205,7 @@ func (x *ListPipelinesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPipelinesResponse.ProtoReflect.Descriptor instead.
 func (*ListPipelinesResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{42}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ListPipelinesResponse) GetPipelines() []*Pipeline {
@@ -3118,7 +3225,7 @@ type GetPipelineRequest struct {
 
 func (x *GetPipelineRequest) Reset() {
 	*x = GetPipelineRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[43]
+	mi := &file_managerv1_manager_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3130,7 +3237,7 @@ func (x *GetPipelineRequest) String() string {
 func (*GetPipelineRequest) ProtoMessage() {}
 
 func (x *GetPipelineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[43]
+	mi := &file_managerv1_manager_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3143,7 +3250,7 @@ func (x *GetPipelineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPipelineRequest.ProtoReflect.Descriptor instead.
 func (*GetPipelineRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{43}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *GetPipelineRequest) GetId() string {
@@ -3171,7 +3278,7 @@ type PlayPipelineRequest struct {
 
 func (x *PlayPipelineRequest) Reset() {
 	*x = PlayPipelineRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[44]
+	mi := &file_managerv1_manager_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3183,7 +3290,7 @@ func (x *PlayPipelineRequest) String() string {
 func (*PlayPipelineRequest) ProtoMessage() {}
 
 func (x *PlayPipelineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[44]
+	mi := &file_managerv1_manager_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3196,7 +3303,7 @@ func (x *PlayPipelineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlayPipelineRequest.ProtoReflect.Descriptor instead.
 func (*PlayPipelineRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{44}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *PlayPipelineRequest) GetId() string {
@@ -3221,7 +3328,7 @@ type PlayPipelineResponse struct {
 
 func (x *PlayPipelineResponse) Reset() {
 	*x = PlayPipelineResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[45]
+	mi := &file_managerv1_manager_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3233,7 +3340,7 @@ func (x *PlayPipelineResponse) String() string {
 func (*PlayPipelineResponse) ProtoMessage() {}
 
 func (x *PlayPipelineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[45]
+	mi := &file_managerv1_manager_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3246,7 +3353,7 @@ func (x *PlayPipelineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlayPipelineResponse.ProtoReflect.Descriptor instead.
 func (*PlayPipelineResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{45}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{46}
 }
 
 type RetryPipelineRequest struct {
@@ -3258,7 +3365,7 @@ type RetryPipelineRequest struct {
 
 func (x *RetryPipelineRequest) Reset() {
 	*x = RetryPipelineRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[46]
+	mi := &file_managerv1_manager_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3270,7 +3377,7 @@ func (x *RetryPipelineRequest) String() string {
 func (*RetryPipelineRequest) ProtoMessage() {}
 
 func (x *RetryPipelineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[46]
+	mi := &file_managerv1_manager_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3283,7 +3390,7 @@ func (x *RetryPipelineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryPipelineRequest.ProtoReflect.Descriptor instead.
 func (*RetryPipelineRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{46}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RetryPipelineRequest) GetId() string {
@@ -3301,7 +3408,7 @@ type RetryPipelineResponse struct {
 
 func (x *RetryPipelineResponse) Reset() {
 	*x = RetryPipelineResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[47]
+	mi := &file_managerv1_manager_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3313,7 +3420,7 @@ func (x *RetryPipelineResponse) String() string {
 func (*RetryPipelineResponse) ProtoMessage() {}
 
 func (x *RetryPipelineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[47]
+	mi := &file_managerv1_manager_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3326,7 +3433,7 @@ func (x *RetryPipelineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryPipelineResponse.ProtoReflect.Descriptor instead.
 func (*RetryPipelineResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{47}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{48}
 }
 
 // Entry is an action of an operator.
@@ -3347,7 +3454,7 @@ type AuditResponse_Entry struct {
 
 func (x *AuditResponse_Entry) Reset() {
 	*x = AuditResponse_Entry{}
-	mi := &file_managerv1_manager_proto_msgTypes[50]
+	mi := &file_managerv1_manager_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3359,7 +3466,7 @@ func (x *AuditResponse_Entry) String() string {
 func (*AuditResponse_Entry) ProtoMessage() {}
 
 func (x *AuditResponse_Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[50]
+	mi := &file_managerv1_manager_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3372,7 +3479,7 @@ func (x *AuditResponse_Entry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditResponse_Entry.ProtoReflect.Descriptor instead.
 func (*AuditResponse_Entry) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{15, 0}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{16, 0}
 }
 
 func (x *AuditResponse_Entry) GetAt() *timestamppb.Timestamp {
@@ -3423,7 +3530,7 @@ type ExecRequest_Start struct {
 
 func (x *ExecRequest_Start) Reset() {
 	*x = ExecRequest_Start{}
-	mi := &file_managerv1_manager_proto_msgTypes[52]
+	mi := &file_managerv1_manager_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3435,7 +3542,7 @@ func (x *ExecRequest_Start) String() string {
 func (*ExecRequest_Start) ProtoMessage() {}
 
 func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[52]
+	mi := &file_managerv1_manager_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3448,7 +3555,7 @@ func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest_Start.ProtoReflect.Descriptor instead.
 func (*ExecRequest_Start) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{28, 0}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{29, 0}
 }
 
 func (x *ExecRequest_Start) GetLease() string {
@@ -3485,7 +3592,7 @@ type ExecResponse_Exit struct {
 
 func (x *ExecResponse_Exit) Reset() {
 	*x = ExecResponse_Exit{}
-	mi := &file_managerv1_manager_proto_msgTypes[53]
+	mi := &file_managerv1_manager_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3497,7 +3604,7 @@ func (x *ExecResponse_Exit) String() string {
 func (*ExecResponse_Exit) ProtoMessage() {}
 
 func (x *ExecResponse_Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[53]
+	mi := &file_managerv1_manager_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3510,7 +3617,7 @@ func (x *ExecResponse_Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse_Exit.ProtoReflect.Descriptor instead.
 func (*ExecResponse_Exit) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{29, 0}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{30, 0}
 }
 
 func (x *ExecResponse_Exit) GetCode() int32 {
@@ -3549,14 +3656,25 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\x01\x10\aJ\x04\b\r\x10\x11\" \n" +
 	"\x0eSubmitResponse\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"j\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\xa5\x01\n" +
 	"\rPipelineBuild\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
 	"\x03job\x18\x02 \x01(\tR\x03job\x127\n" +
-	"\barchives\x18\x03 \x03(\v2\x1b.stepmux.manager.v1.ArchiveR\barchives\"5\n" +
+	"\barchives\x18\x03 \x03(\v2\x1b.stepmux.manager.v1.ArchiveR\barchives\x129\n" +
+	"\x06caches\x18\x04 \x03(\v2!.stepmux.manager.v1.PipelineCacheR\x06caches\"\xb8\x01\n" +
+	"\rPipelineCache\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\tR\x03key\x12\x14\n" +
+	"\x05paths\x18\x03 \x03(\tR\x05paths\x12\x1d\n" +
+	"\n" +
+	"on_success\x18\x04 \x01(\bR\tonSuccess\x12\x1d\n" +
+	"\n" +
+	"on_failure\x18\x05 \x01(\bR\tonFailure\x12-\n" +
+	"\x03has\x18\x06 \x01(\v2\x1b.stepmux.manager.v1.ArchiveR\x03has\"K\n" +
 	"\aArchive\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x12\n" +
-	"\x04size\x18\x02 \x01(\x03R\x04size\"e\n" +
+	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x14\n" +
+	"\x05cache\x18\x03 \x01(\bR\x05cache\"e\n" +
 	"\aWarning\x12\x14\n" +
 	"\x05where\x18\x01 \x01(\tR\x05where\x12\x12\n" +
 	"\x04line\x18\x02 \x01(\x05R\x04line\x12\x16\n" +
@@ -3837,157 +3955,160 @@ func file_managerv1_manager_proto_rawDescGZIP() []byte {
 }
 
 var file_managerv1_manager_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_managerv1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
+var file_managerv1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
 var file_managerv1_manager_proto_goTypes = []any{
 	(Build_Phase)(0),               // 0: stepmux.manager.v1.Build.Phase
 	(Pipeline_Phase)(0),            // 1: stepmux.manager.v1.Pipeline.Phase
 	(*SubmitRequest)(nil),          // 2: stepmux.manager.v1.SubmitRequest
 	(*SubmitResponse)(nil),         // 3: stepmux.manager.v1.SubmitResponse
 	(*PipelineBuild)(nil),          // 4: stepmux.manager.v1.PipelineBuild
-	(*Archive)(nil),                // 5: stepmux.manager.v1.Archive
-	(*Warning)(nil),                // 6: stepmux.manager.v1.Warning
-	(*GetRequest)(nil),             // 7: stepmux.manager.v1.GetRequest
-	(*Build)(nil),                  // 8: stepmux.manager.v1.Build
-	(*Result)(nil),                 // 9: stepmux.manager.v1.Result
-	(*ListRequest)(nil),            // 10: stepmux.manager.v1.ListRequest
-	(*ListResponse)(nil),           // 11: stepmux.manager.v1.ListResponse
-	(*FollowRequest)(nil),          // 12: stepmux.manager.v1.FollowRequest
-	(*FollowResponse)(nil),         // 13: stepmux.manager.v1.FollowResponse
-	(*CancelRequest)(nil),          // 14: stepmux.manager.v1.CancelRequest
-	(*CancelResponse)(nil),         // 15: stepmux.manager.v1.CancelResponse
-	(*AuditRequest)(nil),           // 16: stepmux.manager.v1.AuditRequest
-	(*AuditResponse)(nil),          // 17: stepmux.manager.v1.AuditResponse
-	(*StatusRequest)(nil),          // 18: stepmux.manager.v1.StatusRequest
-	(*StatusResponse)(nil),         // 19: stepmux.manager.v1.StatusResponse
-	(*DrainRequest)(nil),           // 20: stepmux.manager.v1.DrainRequest
-	(*DrainResponse)(nil),          // 21: stepmux.manager.v1.DrainResponse
-	(*UndrainRequest)(nil),         // 22: stepmux.manager.v1.UndrainRequest
-	(*UndrainResponse)(nil),        // 23: stepmux.manager.v1.UndrainResponse
-	(*KeepProjectRequest)(nil),     // 24: stepmux.manager.v1.KeepProjectRequest
-	(*KeepProjectResponse)(nil),    // 25: stepmux.manager.v1.KeepProjectResponse
-	(*ArtifactsRequest)(nil),       // 26: stepmux.manager.v1.ArtifactsRequest
-	(*ArtifactsResponse)(nil),      // 27: stepmux.manager.v1.ArtifactsResponse
-	(*ReserveRequest)(nil),         // 28: stepmux.manager.v1.ReserveRequest
-	(*ReserveResponse)(nil),        // 29: stepmux.manager.v1.ReserveResponse
-	(*ExecRequest)(nil),            // 30: stepmux.manager.v1.ExecRequest
-	(*ExecResponse)(nil),           // 31: stepmux.manager.v1.ExecResponse
-	(*ReleaseRequest)(nil),         // 32: stepmux.manager.v1.ReleaseRequest
-	(*ReleaseResponse)(nil),        // 33: stepmux.manager.v1.ReleaseResponse
-	(*SubmitPipelineRequest)(nil),  // 34: stepmux.manager.v1.SubmitPipelineRequest
-	(*PipelineSource)(nil),         // 35: stepmux.manager.v1.PipelineSource
-	(*NamedValue)(nil),             // 36: stepmux.manager.v1.NamedValue
-	(*SourceFile)(nil),             // 37: stepmux.manager.v1.SourceFile
-	(*Changes)(nil),                // 38: stepmux.manager.v1.Changes
-	(*PipelineChoice)(nil),         // 39: stepmux.manager.v1.PipelineChoice
-	(*SubmitPipelineResponse)(nil), // 40: stepmux.manager.v1.SubmitPipelineResponse
-	(*Pipeline)(nil),               // 41: stepmux.manager.v1.Pipeline
-	(*PipelineJob)(nil),            // 42: stepmux.manager.v1.PipelineJob
-	(*ListPipelinesRequest)(nil),   // 43: stepmux.manager.v1.ListPipelinesRequest
-	(*ListPipelinesResponse)(nil),  // 44: stepmux.manager.v1.ListPipelinesResponse
-	(*GetPipelineRequest)(nil),     // 45: stepmux.manager.v1.GetPipelineRequest
-	(*PlayPipelineRequest)(nil),    // 46: stepmux.manager.v1.PlayPipelineRequest
-	(*PlayPipelineResponse)(nil),   // 47: stepmux.manager.v1.PlayPipelineResponse
-	(*RetryPipelineRequest)(nil),   // 48: stepmux.manager.v1.RetryPipelineRequest
-	(*RetryPipelineResponse)(nil),  // 49: stepmux.manager.v1.RetryPipelineResponse
-	nil,                            // 50: stepmux.manager.v1.SubmitRequest.LabelsEntry
-	nil,                            // 51: stepmux.manager.v1.Build.LabelsEntry
-	(*AuditResponse_Entry)(nil),    // 52: stepmux.manager.v1.AuditResponse.Entry
-	nil,                            // 53: stepmux.manager.v1.ReserveRequest.LabelsEntry
-	(*ExecRequest_Start)(nil),      // 54: stepmux.manager.v1.ExecRequest.Start
-	(*ExecResponse_Exit)(nil),      // 55: stepmux.manager.v1.ExecResponse.Exit
-	nil,                            // 56: stepmux.manager.v1.SubmitPipelineRequest.LabelsEntry
-	nil,                            // 57: stepmux.manager.v1.PipelineSource.InputsEntry
-	nil,                            // 58: stepmux.manager.v1.Pipeline.CountsEntry
-	(*stepmuxv1.Job)(nil),          // 59: stepmux.v1.Job
-	(*timestamppb.Timestamp)(nil),  // 60: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),    // 61: google.protobuf.Duration
+	(*PipelineCache)(nil),          // 5: stepmux.manager.v1.PipelineCache
+	(*Archive)(nil),                // 6: stepmux.manager.v1.Archive
+	(*Warning)(nil),                // 7: stepmux.manager.v1.Warning
+	(*GetRequest)(nil),             // 8: stepmux.manager.v1.GetRequest
+	(*Build)(nil),                  // 9: stepmux.manager.v1.Build
+	(*Result)(nil),                 // 10: stepmux.manager.v1.Result
+	(*ListRequest)(nil),            // 11: stepmux.manager.v1.ListRequest
+	(*ListResponse)(nil),           // 12: stepmux.manager.v1.ListResponse
+	(*FollowRequest)(nil),          // 13: stepmux.manager.v1.FollowRequest
+	(*FollowResponse)(nil),         // 14: stepmux.manager.v1.FollowResponse
+	(*CancelRequest)(nil),          // 15: stepmux.manager.v1.CancelRequest
+	(*CancelResponse)(nil),         // 16: stepmux.manager.v1.CancelResponse
+	(*AuditRequest)(nil),           // 17: stepmux.manager.v1.AuditRequest
+	(*AuditResponse)(nil),          // 18: stepmux.manager.v1.AuditResponse
+	(*StatusRequest)(nil),          // 19: stepmux.manager.v1.StatusRequest
+	(*StatusResponse)(nil),         // 20: stepmux.manager.v1.StatusResponse
+	(*DrainRequest)(nil),           // 21: stepmux.manager.v1.DrainRequest
+	(*DrainResponse)(nil),          // 22: stepmux.manager.v1.DrainResponse
+	(*UndrainRequest)(nil),         // 23: stepmux.manager.v1.UndrainRequest
+	(*UndrainResponse)(nil),        // 24: stepmux.manager.v1.UndrainResponse
+	(*KeepProjectRequest)(nil),     // 25: stepmux.manager.v1.KeepProjectRequest
+	(*KeepProjectResponse)(nil),    // 26: stepmux.manager.v1.KeepProjectResponse
+	(*ArtifactsRequest)(nil),       // 27: stepmux.manager.v1.ArtifactsRequest
+	(*ArtifactsResponse)(nil),      // 28: stepmux.manager.v1.ArtifactsResponse
+	(*ReserveRequest)(nil),         // 29: stepmux.manager.v1.ReserveRequest
+	(*ReserveResponse)(nil),        // 30: stepmux.manager.v1.ReserveResponse
+	(*ExecRequest)(nil),            // 31: stepmux.manager.v1.ExecRequest
+	(*ExecResponse)(nil),           // 32: stepmux.manager.v1.ExecResponse
+	(*ReleaseRequest)(nil),         // 33: stepmux.manager.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),        // 34: stepmux.manager.v1.ReleaseResponse
+	(*SubmitPipelineRequest)(nil),  // 35: stepmux.manager.v1.SubmitPipelineRequest
+	(*PipelineSource)(nil),         // 36: stepmux.manager.v1.PipelineSource
+	(*NamedValue)(nil),             // 37: stepmux.manager.v1.NamedValue
+	(*SourceFile)(nil),             // 38: stepmux.manager.v1.SourceFile
+	(*Changes)(nil),                // 39: stepmux.manager.v1.Changes
+	(*PipelineChoice)(nil),         // 40: stepmux.manager.v1.PipelineChoice
+	(*SubmitPipelineResponse)(nil), // 41: stepmux.manager.v1.SubmitPipelineResponse
+	(*Pipeline)(nil),               // 42: stepmux.manager.v1.Pipeline
+	(*PipelineJob)(nil),            // 43: stepmux.manager.v1.PipelineJob
+	(*ListPipelinesRequest)(nil),   // 44: stepmux.manager.v1.ListPipelinesRequest
+	(*ListPipelinesResponse)(nil),  // 45: stepmux.manager.v1.ListPipelinesResponse
+	(*GetPipelineRequest)(nil),     // 46: stepmux.manager.v1.GetPipelineRequest
+	(*PlayPipelineRequest)(nil),    // 47: stepmux.manager.v1.PlayPipelineRequest
+	(*PlayPipelineResponse)(nil),   // 48: stepmux.manager.v1.PlayPipelineResponse
+	(*RetryPipelineRequest)(nil),   // 49: stepmux.manager.v1.RetryPipelineRequest
+	(*RetryPipelineResponse)(nil),  // 50: stepmux.manager.v1.RetryPipelineResponse
+	nil,                            // 51: stepmux.manager.v1.SubmitRequest.LabelsEntry
+	nil,                            // 52: stepmux.manager.v1.Build.LabelsEntry
+	(*AuditResponse_Entry)(nil),    // 53: stepmux.manager.v1.AuditResponse.Entry
+	nil,                            // 54: stepmux.manager.v1.ReserveRequest.LabelsEntry
+	(*ExecRequest_Start)(nil),      // 55: stepmux.manager.v1.ExecRequest.Start
+	(*ExecResponse_Exit)(nil),      // 56: stepmux.manager.v1.ExecResponse.Exit
+	nil,                            // 57: stepmux.manager.v1.SubmitPipelineRequest.LabelsEntry
+	nil,                            // 58: stepmux.manager.v1.PipelineSource.InputsEntry
+	nil,                            // 59: stepmux.manager.v1.Pipeline.CountsEntry
+	(*stepmuxv1.Job)(nil),          // 60: stepmux.v1.Job
+	(*timestamppb.Timestamp)(nil),  // 61: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),    // 62: google.protobuf.Duration
 }
 var file_managerv1_manager_proto_depIdxs = []int32{
-	59, // 0: stepmux.manager.v1.SubmitRequest.job:type_name -> stepmux.v1.Job
-	50, // 1: stepmux.manager.v1.SubmitRequest.labels:type_name -> stepmux.manager.v1.SubmitRequest.LabelsEntry
-	6,  // 2: stepmux.manager.v1.SubmitRequest.warnings:type_name -> stepmux.manager.v1.Warning
+	60, // 0: stepmux.manager.v1.SubmitRequest.job:type_name -> stepmux.v1.Job
+	51, // 1: stepmux.manager.v1.SubmitRequest.labels:type_name -> stepmux.manager.v1.SubmitRequest.LabelsEntry
+	7,  // 2: stepmux.manager.v1.SubmitRequest.warnings:type_name -> stepmux.manager.v1.Warning
 	4,  // 3: stepmux.manager.v1.SubmitRequest.pipeline:type_name -> stepmux.manager.v1.PipelineBuild
-	5,  // 4: stepmux.manager.v1.PipelineBuild.archives:type_name -> stepmux.manager.v1.Archive
-	0,  // 5: stepmux.manager.v1.Build.phase:type_name -> stepmux.manager.v1.Build.Phase
-	60, // 6: stepmux.manager.v1.Build.submitted:type_name -> google.protobuf.Timestamp
-	60, // 7: stepmux.manager.v1.Build.started:type_name -> google.protobuf.Timestamp
-	60, // 8: stepmux.manager.v1.Build.ended_at:type_name -> google.protobuf.Timestamp
-	9,  // 9: stepmux.manager.v1.Build.result:type_name -> stepmux.manager.v1.Result
-	51, // 10: stepmux.manager.v1.Build.labels:type_name -> stepmux.manager.v1.Build.LabelsEntry
-	61, // 11: stepmux.manager.v1.Build.connect:type_name -> google.protobuf.Duration
-	61, // 12: stepmux.manager.v1.Build.first_output:type_name -> google.protobuf.Duration
-	6,  // 13: stepmux.manager.v1.Build.warnings:type_name -> stepmux.manager.v1.Warning
-	0,  // 14: stepmux.manager.v1.ListRequest.phase:type_name -> stepmux.manager.v1.Build.Phase
-	8,  // 15: stepmux.manager.v1.ListResponse.builds:type_name -> stepmux.manager.v1.Build
-	8,  // 16: stepmux.manager.v1.FollowResponse.build:type_name -> stepmux.manager.v1.Build
-	52, // 17: stepmux.manager.v1.AuditResponse.entries:type_name -> stepmux.manager.v1.AuditResponse.Entry
-	61, // 18: stepmux.manager.v1.DrainRequest.for:type_name -> google.protobuf.Duration
-	53, // 19: stepmux.manager.v1.ReserveRequest.labels:type_name -> stepmux.manager.v1.ReserveRequest.LabelsEntry
-	61, // 20: stepmux.manager.v1.ReserveRequest.limit:type_name -> google.protobuf.Duration
-	54, // 21: stepmux.manager.v1.ExecRequest.start:type_name -> stepmux.manager.v1.ExecRequest.Start
-	55, // 22: stepmux.manager.v1.ExecResponse.exit:type_name -> stepmux.manager.v1.ExecResponse.Exit
-	35, // 23: stepmux.manager.v1.SubmitPipelineRequest.source:type_name -> stepmux.manager.v1.PipelineSource
-	39, // 24: stepmux.manager.v1.SubmitPipelineRequest.choice:type_name -> stepmux.manager.v1.PipelineChoice
-	59, // 25: stepmux.manager.v1.SubmitPipelineRequest.options:type_name -> stepmux.v1.Job
-	56, // 26: stepmux.manager.v1.SubmitPipelineRequest.labels:type_name -> stepmux.manager.v1.SubmitPipelineRequest.LabelsEntry
-	57, // 27: stepmux.manager.v1.PipelineSource.inputs:type_name -> stepmux.manager.v1.PipelineSource.InputsEntry
-	36, // 28: stepmux.manager.v1.PipelineSource.predefined:type_name -> stepmux.manager.v1.NamedValue
-	37, // 29: stepmux.manager.v1.PipelineSource.files:type_name -> stepmux.manager.v1.SourceFile
-	37, // 30: stepmux.manager.v1.PipelineSource.elsewhere:type_name -> stepmux.manager.v1.SourceFile
-	38, // 31: stepmux.manager.v1.PipelineSource.changed:type_name -> stepmux.manager.v1.Changes
-	1,  // 32: stepmux.manager.v1.Pipeline.phase:type_name -> stepmux.manager.v1.Pipeline.Phase
-	60, // 33: stepmux.manager.v1.Pipeline.submitted:type_name -> google.protobuf.Timestamp
-	60, // 34: stepmux.manager.v1.Pipeline.started:type_name -> google.protobuf.Timestamp
-	60, // 35: stepmux.manager.v1.Pipeline.ended_at:type_name -> google.protobuf.Timestamp
-	42, // 36: stepmux.manager.v1.Pipeline.jobs:type_name -> stepmux.manager.v1.PipelineJob
-	58, // 37: stepmux.manager.v1.Pipeline.counts:type_name -> stepmux.manager.v1.Pipeline.CountsEntry
-	60, // 38: stepmux.manager.v1.PipelineJob.started:type_name -> google.protobuf.Timestamp
-	60, // 39: stepmux.manager.v1.PipelineJob.finished:type_name -> google.protobuf.Timestamp
-	41, // 40: stepmux.manager.v1.ListPipelinesResponse.pipelines:type_name -> stepmux.manager.v1.Pipeline
-	60, // 41: stepmux.manager.v1.AuditResponse.Entry.at:type_name -> google.protobuf.Timestamp
-	2,  // 42: stepmux.manager.v1.Manager.Submit:input_type -> stepmux.manager.v1.SubmitRequest
-	7,  // 43: stepmux.manager.v1.Manager.Get:input_type -> stepmux.manager.v1.GetRequest
-	10, // 44: stepmux.manager.v1.Manager.List:input_type -> stepmux.manager.v1.ListRequest
-	12, // 45: stepmux.manager.v1.Manager.Follow:input_type -> stepmux.manager.v1.FollowRequest
-	14, // 46: stepmux.manager.v1.Manager.Cancel:input_type -> stepmux.manager.v1.CancelRequest
-	16, // 47: stepmux.manager.v1.Manager.Audit:input_type -> stepmux.manager.v1.AuditRequest
-	18, // 48: stepmux.manager.v1.Manager.Status:input_type -> stepmux.manager.v1.StatusRequest
-	20, // 49: stepmux.manager.v1.Manager.Drain:input_type -> stepmux.manager.v1.DrainRequest
-	22, // 50: stepmux.manager.v1.Manager.Undrain:input_type -> stepmux.manager.v1.UndrainRequest
-	24, // 51: stepmux.manager.v1.Manager.KeepProject:input_type -> stepmux.manager.v1.KeepProjectRequest
-	26, // 52: stepmux.manager.v1.Manager.Artifacts:input_type -> stepmux.manager.v1.ArtifactsRequest
-	28, // 53: stepmux.manager.v1.Manager.Reserve:input_type -> stepmux.manager.v1.ReserveRequest
-	30, // 54: stepmux.manager.v1.Manager.Exec:input_type -> stepmux.manager.v1.ExecRequest
-	32, // 55: stepmux.manager.v1.Manager.Release:input_type -> stepmux.manager.v1.ReleaseRequest
-	34, // 56: stepmux.manager.v1.Manager.SubmitPipeline:input_type -> stepmux.manager.v1.SubmitPipelineRequest
-	43, // 57: stepmux.manager.v1.Manager.ListPipelines:input_type -> stepmux.manager.v1.ListPipelinesRequest
-	45, // 58: stepmux.manager.v1.Manager.GetPipeline:input_type -> stepmux.manager.v1.GetPipelineRequest
-	46, // 59: stepmux.manager.v1.Manager.PlayPipeline:input_type -> stepmux.manager.v1.PlayPipelineRequest
-	48, // 60: stepmux.manager.v1.Manager.RetryPipeline:input_type -> stepmux.manager.v1.RetryPipelineRequest
-	3,  // 61: stepmux.manager.v1.Manager.Submit:output_type -> stepmux.manager.v1.SubmitResponse
-	8,  // 62: stepmux.manager.v1.Manager.Get:output_type -> stepmux.manager.v1.Build
-	11, // 63: stepmux.manager.v1.Manager.List:output_type -> stepmux.manager.v1.ListResponse
-	13, // 64: stepmux.manager.v1.Manager.Follow:output_type -> stepmux.manager.v1.FollowResponse
-	15, // 65: stepmux.manager.v1.Manager.Cancel:output_type -> stepmux.manager.v1.CancelResponse
-	17, // 66: stepmux.manager.v1.Manager.Audit:output_type -> stepmux.manager.v1.AuditResponse
-	19, // 67: stepmux.manager.v1.Manager.Status:output_type -> stepmux.manager.v1.StatusResponse
-	21, // 68: stepmux.manager.v1.Manager.Drain:output_type -> stepmux.manager.v1.DrainResponse
-	23, // 69: stepmux.manager.v1.Manager.Undrain:output_type -> stepmux.manager.v1.UndrainResponse
-	25, // 70: stepmux.manager.v1.Manager.KeepProject:output_type -> stepmux.manager.v1.KeepProjectResponse
-	27, // 71: stepmux.manager.v1.Manager.Artifacts:output_type -> stepmux.manager.v1.ArtifactsResponse
-	29, // 72: stepmux.manager.v1.Manager.Reserve:output_type -> stepmux.manager.v1.ReserveResponse
-	31, // 73: stepmux.manager.v1.Manager.Exec:output_type -> stepmux.manager.v1.ExecResponse
-	33, // 74: stepmux.manager.v1.Manager.Release:output_type -> stepmux.manager.v1.ReleaseResponse
-	40, // 75: stepmux.manager.v1.Manager.SubmitPipeline:output_type -> stepmux.manager.v1.SubmitPipelineResponse
-	44, // 76: stepmux.manager.v1.Manager.ListPipelines:output_type -> stepmux.manager.v1.ListPipelinesResponse
-	41, // 77: stepmux.manager.v1.Manager.GetPipeline:output_type -> stepmux.manager.v1.Pipeline
-	47, // 78: stepmux.manager.v1.Manager.PlayPipeline:output_type -> stepmux.manager.v1.PlayPipelineResponse
-	49, // 79: stepmux.manager.v1.Manager.RetryPipeline:output_type -> stepmux.manager.v1.RetryPipelineResponse
-	61, // [61:80] is the sub-list for method output_type
-	42, // [42:61] is the sub-list for method input_type
-	42, // [42:42] is the sub-list for extension type_name
-	42, // [42:42] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	6,  // 4: stepmux.manager.v1.PipelineBuild.archives:type_name -> stepmux.manager.v1.Archive
+	5,  // 5: stepmux.manager.v1.PipelineBuild.caches:type_name -> stepmux.manager.v1.PipelineCache
+	6,  // 6: stepmux.manager.v1.PipelineCache.has:type_name -> stepmux.manager.v1.Archive
+	0,  // 7: stepmux.manager.v1.Build.phase:type_name -> stepmux.manager.v1.Build.Phase
+	61, // 8: stepmux.manager.v1.Build.submitted:type_name -> google.protobuf.Timestamp
+	61, // 9: stepmux.manager.v1.Build.started:type_name -> google.protobuf.Timestamp
+	61, // 10: stepmux.manager.v1.Build.ended_at:type_name -> google.protobuf.Timestamp
+	10, // 11: stepmux.manager.v1.Build.result:type_name -> stepmux.manager.v1.Result
+	52, // 12: stepmux.manager.v1.Build.labels:type_name -> stepmux.manager.v1.Build.LabelsEntry
+	62, // 13: stepmux.manager.v1.Build.connect:type_name -> google.protobuf.Duration
+	62, // 14: stepmux.manager.v1.Build.first_output:type_name -> google.protobuf.Duration
+	7,  // 15: stepmux.manager.v1.Build.warnings:type_name -> stepmux.manager.v1.Warning
+	0,  // 16: stepmux.manager.v1.ListRequest.phase:type_name -> stepmux.manager.v1.Build.Phase
+	9,  // 17: stepmux.manager.v1.ListResponse.builds:type_name -> stepmux.manager.v1.Build
+	9,  // 18: stepmux.manager.v1.FollowResponse.build:type_name -> stepmux.manager.v1.Build
+	53, // 19: stepmux.manager.v1.AuditResponse.entries:type_name -> stepmux.manager.v1.AuditResponse.Entry
+	62, // 20: stepmux.manager.v1.DrainRequest.for:type_name -> google.protobuf.Duration
+	54, // 21: stepmux.manager.v1.ReserveRequest.labels:type_name -> stepmux.manager.v1.ReserveRequest.LabelsEntry
+	62, // 22: stepmux.manager.v1.ReserveRequest.limit:type_name -> google.protobuf.Duration
+	55, // 23: stepmux.manager.v1.ExecRequest.start:type_name -> stepmux.manager.v1.ExecRequest.Start
+	56, // 24: stepmux.manager.v1.ExecResponse.exit:type_name -> stepmux.manager.v1.ExecResponse.Exit
+	36, // 25: stepmux.manager.v1.SubmitPipelineRequest.source:type_name -> stepmux.manager.v1.PipelineSource
+	40, // 26: stepmux.manager.v1.SubmitPipelineRequest.choice:type_name -> stepmux.manager.v1.PipelineChoice
+	60, // 27: stepmux.manager.v1.SubmitPipelineRequest.options:type_name -> stepmux.v1.Job
+	57, // 28: stepmux.manager.v1.SubmitPipelineRequest.labels:type_name -> stepmux.manager.v1.SubmitPipelineRequest.LabelsEntry
+	58, // 29: stepmux.manager.v1.PipelineSource.inputs:type_name -> stepmux.manager.v1.PipelineSource.InputsEntry
+	37, // 30: stepmux.manager.v1.PipelineSource.predefined:type_name -> stepmux.manager.v1.NamedValue
+	38, // 31: stepmux.manager.v1.PipelineSource.files:type_name -> stepmux.manager.v1.SourceFile
+	38, // 32: stepmux.manager.v1.PipelineSource.elsewhere:type_name -> stepmux.manager.v1.SourceFile
+	39, // 33: stepmux.manager.v1.PipelineSource.changed:type_name -> stepmux.manager.v1.Changes
+	1,  // 34: stepmux.manager.v1.Pipeline.phase:type_name -> stepmux.manager.v1.Pipeline.Phase
+	61, // 35: stepmux.manager.v1.Pipeline.submitted:type_name -> google.protobuf.Timestamp
+	61, // 36: stepmux.manager.v1.Pipeline.started:type_name -> google.protobuf.Timestamp
+	61, // 37: stepmux.manager.v1.Pipeline.ended_at:type_name -> google.protobuf.Timestamp
+	43, // 38: stepmux.manager.v1.Pipeline.jobs:type_name -> stepmux.manager.v1.PipelineJob
+	59, // 39: stepmux.manager.v1.Pipeline.counts:type_name -> stepmux.manager.v1.Pipeline.CountsEntry
+	61, // 40: stepmux.manager.v1.PipelineJob.started:type_name -> google.protobuf.Timestamp
+	61, // 41: stepmux.manager.v1.PipelineJob.finished:type_name -> google.protobuf.Timestamp
+	42, // 42: stepmux.manager.v1.ListPipelinesResponse.pipelines:type_name -> stepmux.manager.v1.Pipeline
+	61, // 43: stepmux.manager.v1.AuditResponse.Entry.at:type_name -> google.protobuf.Timestamp
+	2,  // 44: stepmux.manager.v1.Manager.Submit:input_type -> stepmux.manager.v1.SubmitRequest
+	8,  // 45: stepmux.manager.v1.Manager.Get:input_type -> stepmux.manager.v1.GetRequest
+	11, // 46: stepmux.manager.v1.Manager.List:input_type -> stepmux.manager.v1.ListRequest
+	13, // 47: stepmux.manager.v1.Manager.Follow:input_type -> stepmux.manager.v1.FollowRequest
+	15, // 48: stepmux.manager.v1.Manager.Cancel:input_type -> stepmux.manager.v1.CancelRequest
+	17, // 49: stepmux.manager.v1.Manager.Audit:input_type -> stepmux.manager.v1.AuditRequest
+	19, // 50: stepmux.manager.v1.Manager.Status:input_type -> stepmux.manager.v1.StatusRequest
+	21, // 51: stepmux.manager.v1.Manager.Drain:input_type -> stepmux.manager.v1.DrainRequest
+	23, // 52: stepmux.manager.v1.Manager.Undrain:input_type -> stepmux.manager.v1.UndrainRequest
+	25, // 53: stepmux.manager.v1.Manager.KeepProject:input_type -> stepmux.manager.v1.KeepProjectRequest
+	27, // 54: stepmux.manager.v1.Manager.Artifacts:input_type -> stepmux.manager.v1.ArtifactsRequest
+	29, // 55: stepmux.manager.v1.Manager.Reserve:input_type -> stepmux.manager.v1.ReserveRequest
+	31, // 56: stepmux.manager.v1.Manager.Exec:input_type -> stepmux.manager.v1.ExecRequest
+	33, // 57: stepmux.manager.v1.Manager.Release:input_type -> stepmux.manager.v1.ReleaseRequest
+	35, // 58: stepmux.manager.v1.Manager.SubmitPipeline:input_type -> stepmux.manager.v1.SubmitPipelineRequest
+	44, // 59: stepmux.manager.v1.Manager.ListPipelines:input_type -> stepmux.manager.v1.ListPipelinesRequest
+	46, // 60: stepmux.manager.v1.Manager.GetPipeline:input_type -> stepmux.manager.v1.GetPipelineRequest
+	47, // 61: stepmux.manager.v1.Manager.PlayPipeline:input_type -> stepmux.manager.v1.PlayPipelineRequest
+	49, // 62: stepmux.manager.v1.Manager.RetryPipeline:input_type -> stepmux.manager.v1.RetryPipelineRequest
+	3,  // 63: stepmux.manager.v1.Manager.Submit:output_type -> stepmux.manager.v1.SubmitResponse
+	9,  // 64: stepmux.manager.v1.Manager.Get:output_type -> stepmux.manager.v1.Build
+	12, // 65: stepmux.manager.v1.Manager.List:output_type -> stepmux.manager.v1.ListResponse
+	14, // 66: stepmux.manager.v1.Manager.Follow:output_type -> stepmux.manager.v1.FollowResponse
+	16, // 67: stepmux.manager.v1.Manager.Cancel:output_type -> stepmux.manager.v1.CancelResponse
+	18, // 68: stepmux.manager.v1.Manager.Audit:output_type -> stepmux.manager.v1.AuditResponse
+	20, // 69: stepmux.manager.v1.Manager.Status:output_type -> stepmux.manager.v1.StatusResponse
+	22, // 70: stepmux.manager.v1.Manager.Drain:output_type -> stepmux.manager.v1.DrainResponse
+	24, // 71: stepmux.manager.v1.Manager.Undrain:output_type -> stepmux.manager.v1.UndrainResponse
+	26, // 72: stepmux.manager.v1.Manager.KeepProject:output_type -> stepmux.manager.v1.KeepProjectResponse
+	28, // 73: stepmux.manager.v1.Manager.Artifacts:output_type -> stepmux.manager.v1.ArtifactsResponse
+	30, // 74: stepmux.manager.v1.Manager.Reserve:output_type -> stepmux.manager.v1.ReserveResponse
+	32, // 75: stepmux.manager.v1.Manager.Exec:output_type -> stepmux.manager.v1.ExecResponse
+	34, // 76: stepmux.manager.v1.Manager.Release:output_type -> stepmux.manager.v1.ReleaseResponse
+	41, // 77: stepmux.manager.v1.Manager.SubmitPipeline:output_type -> stepmux.manager.v1.SubmitPipelineResponse
+	45, // 78: stepmux.manager.v1.Manager.ListPipelines:output_type -> stepmux.manager.v1.ListPipelinesResponse
+	42, // 79: stepmux.manager.v1.Manager.GetPipeline:output_type -> stepmux.manager.v1.Pipeline
+	48, // 80: stepmux.manager.v1.Manager.PlayPipeline:output_type -> stepmux.manager.v1.PlayPipelineResponse
+	50, // 81: stepmux.manager.v1.Manager.RetryPipeline:output_type -> stepmux.manager.v1.RetryPipelineResponse
+	63, // [63:82] is the sub-list for method output_type
+	44, // [44:63] is the sub-list for method input_type
+	44, // [44:44] is the sub-list for extension type_name
+	44, // [44:44] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_managerv1_manager_proto_init() }
@@ -3995,13 +4116,13 @@ func file_managerv1_manager_proto_init() {
 	if File_managerv1_manager_proto != nil {
 		return
 	}
-	file_managerv1_manager_proto_msgTypes[28].OneofWrappers = []any{
+	file_managerv1_manager_proto_msgTypes[29].OneofWrappers = []any{
 		(*ExecRequest_Start_)(nil),
 		(*ExecRequest_Input)(nil),
 		(*ExecRequest_EndInput)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_managerv1_manager_proto_msgTypes[29].OneofWrappers = []any{
+	file_managerv1_manager_proto_msgTypes[30].OneofWrappers = []any{
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
 		(*ExecResponse_Exit_)(nil),
@@ -4012,7 +4133,7 @@ func file_managerv1_manager_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_managerv1_manager_proto_rawDesc), len(file_managerv1_manager_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   57,
+			NumMessages:   58,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

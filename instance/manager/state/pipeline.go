@@ -36,9 +36,9 @@ const (
 	callsStream     = "STEPMUX_CALLS"
 	callsSubject    = "stepmux.calls"
 
-	// The beginnings of the keys of the bucket: the record, the sealed request and the jobs of a pipeline, by its ID, and
-	// the locks of resource groups.
-	recordKey, requestKey, jobsKey, lockKey = "record.", "request.", "jobs.", "lock."
+	// The beginnings of the keys of the bucket: the record, the sealed request and the jobs of a pipeline, by its ID, the
+	// locks of resource groups, and caches.
+	recordKey, requestKey, jobsKey, lockKey, cacheKey = "record.", "request.", "jobs.", "lock.", "cache."
 
 	// pipelinePrefix begins the ID of a pipeline, and those of its builds. No other build has it.
 	pipelinePrefix = "p-"

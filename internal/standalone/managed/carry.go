@@ -95,7 +95,7 @@ func (p *planned) Carry(ctx context.Context, run *manager.PipelineRun) (_ *pb.Pi
 	cfg := whole.Config{
 		Config: standalone.Config{WorkDir: dir, TempDir: dir}, Files: p.listed, Slots: run.Slots(),
 		Project:  &carry.Archive{Digest: p.asked.GetProject(), Size: p.asked.GetProjectBytes()},
-		Executor: executor{run, p.asked}, Say: func(line string) { run.Note(p.secrets.Mask(line)) },
+		Executor: executor{run, p, &carry.Elsewhere{}}, Say: func(line string) { run.Note(p.secrets.Mask(line)) },
 		Output: func(string) (stdout, stderr io.Writer, end func()) { return io.Discard, io.Discard, func() {} },
 		Watch: func(job, status string) {
 			if delay := delays[job]; status == delayed && delay > 0 {
@@ -233,8 +233,9 @@ func timeOf(t time.Time) *timestamppb.Timestamp {
 
 // executor carries out attempts of jobs as builds of the manager's queue.
 type executor struct {
-	run   *manager.PipelineRun
-	asked *pb.SubmitPipelineRequest
+	run *manager.PipelineRun
+	*planned
+	caches *carry.Elsewhere
 }
 
 // Execute implements carry.Executor.
@@ -326,14 +327,14 @@ func (e executor) request(ctx context.Context, a *carry.Attempt) (*pb.SubmitRequ
 	})
 	req := &pb.SubmitRequest{Job: job, Artifacts: slices.Compact(slices.Sorted(slices.Values(a.Patterns())))}
 	req.Pipeline = &pb.PipelineBuild{}
+	if err := e.findCaches(ctx, a, req.GetPipeline()); err != nil {
+		return nil, err
+	}
 	for _, files := range a.Archives[1:] {
 		if err := e.keep(ctx, files); err != nil {
 			return nil, err
 		}
 		req.Pipeline.Archives = append(req.Pipeline.Archives, &pb.Archive{Digest: files.Digest, Size: files.Size})
-	}
-	if len(a.Caches) > 0 {
-		a.Say("cache: a manager keeps no caches between jobs: the job runs without them")
 	}
 	return req, nil
 }

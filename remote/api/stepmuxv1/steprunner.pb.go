@@ -1701,7 +1701,9 @@ type PlaceRequest struct {
 	Data []byte `protobuf:"bytes,4,opt,name=data,proto3" json:"data,omitempty"`
 	// after is the number of archives that were placed before. A step runner that does not know it answers
 	// ALREADY_EXISTS.
-	After         int32 `protobuf:"varint,5,opt,name=after,proto3" json:"after,omitempty"`
+	After int32 `protobuf:"varint,5,opt,name=after,proto3" json:"after,omitempty"`
+	// cache says that the archive is a cache: it may have links that lead out, and one that cannot be unpacked is left out.
+	Cache         bool `protobuf:"varint,6,opt,name=cache,proto3" json:"cache,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1771,12 +1773,21 @@ func (x *PlaceRequest) GetAfter() int32 {
 	return 0
 }
 
+func (x *PlaceRequest) GetCache() bool {
+	if x != nil {
+		return x.Cache
+	}
+	return false
+}
+
 type PlaceResponse struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Wanted int64                  `protobuf:"varint,1,opt,name=wanted,proto3" json:"wanted,omitempty"`
 	Stored bool                   `protobuf:"varint,2,opt,name=stored,proto3" json:"stored,omitempty"`
 	// dir is the directory, an absolute path.
-	Dir           string `protobuf:"bytes,3,opt,name=dir,proto3" json:"dir,omitempty"`
+	Dir string `protobuf:"bytes,3,opt,name=dir,proto3" json:"dir,omitempty"`
+	// note says why a cache was left out.
+	Note          string `protobuf:"bytes,4,opt,name=note,proto3" json:"note,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1832,6 +1843,13 @@ func (x *PlaceResponse) GetDir() string {
 	return ""
 }
 
+func (x *PlaceResponse) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
 type CollectRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// paths are patterns of files and directories, relative to the directory. A directory stands for all that is in it.
@@ -1839,7 +1857,11 @@ type CollectRequest struct {
 	// offset is how many bytes of the archive the caller already has.
 	Offset int64 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
 	// keep says that later builds may place the archive: the step runner keeps it like those of Place.
-	Keep          bool `protobuf:"varint,3,opt,name=keep,proto3" json:"keep,omitempty"`
+	Keep bool `protobuf:"varint,3,opt,name=keep,proto3" json:"keep,omitempty"`
+	// cache says that the archive is to be a cache: it gets links that lead out, too.
+	Cache bool `protobuf:"varint,4,opt,name=cache,proto3" json:"cache,omitempty"`
+	// has is the SHA-256, in hexadecimal, of an archive that the caller has. If the new one is the same, it is not sent.
+	Has           string `protobuf:"bytes,5,opt,name=has,proto3" json:"has,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1895,14 +1917,30 @@ func (x *CollectRequest) GetKeep() bool {
 	return false
 }
 
+func (x *CollectRequest) GetCache() bool {
+	if x != nil {
+		return x.Cache
+	}
+	return false
+}
+
+func (x *CollectRequest) GetHas() string {
+	if x != nil {
+		return x.Has
+	}
+	return ""
+}
+
 type CollectResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// data is a piece of the archive, of at most 1 MiB.
 	Data []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
 	// size is the length of the archive, and note a text about patterns that matched nothing and files that were left
 	// out. Both are in the first message only. 0: no file matched.
-	Size          int64  `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
-	Note          string `protobuf:"bytes,3,opt,name=note,proto3" json:"note,omitempty"`
+	Size int64  `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	Note string `protobuf:"bytes,3,opt,name=note,proto3" json:"note,omitempty"`
+	// same says, in the first message, that the archive is the one that the caller has. There is no other message then.
+	Same          bool `protobuf:"varint,4,opt,name=same,proto3" json:"same,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1956,6 +1994,13 @@ func (x *CollectResponse) GetNote() string {
 		return x.Note
 	}
 	return ""
+}
+
+func (x *CollectResponse) GetSame() bool {
+	if x != nil {
+		return x.Same
+	}
+	return false
 }
 
 type Outputs_Output struct {
@@ -2248,25 +2293,30 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"connection\x12\x12\n" +
 	"\x04data\x18\x02 \x01(\fR\x04data\"#\n" +
 	"\rCarryResponse\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data\"v\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"\x8c\x01\n" +
 	"\fPlaceRequest\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x10\n" +
 	"\x03ask\x18\x03 \x01(\bR\x03ask\x12\x12\n" +
 	"\x04data\x18\x04 \x01(\fR\x04data\x12\x14\n" +
-	"\x05after\x18\x05 \x01(\x05R\x05after\"Q\n" +
+	"\x05after\x18\x05 \x01(\x05R\x05after\x12\x14\n" +
+	"\x05cache\x18\x06 \x01(\bR\x05cache\"e\n" +
 	"\rPlaceResponse\x12\x16\n" +
 	"\x06wanted\x18\x01 \x01(\x03R\x06wanted\x12\x16\n" +
 	"\x06stored\x18\x02 \x01(\bR\x06stored\x12\x10\n" +
-	"\x03dir\x18\x03 \x01(\tR\x03dir\"R\n" +
+	"\x03dir\x18\x03 \x01(\tR\x03dir\x12\x12\n" +
+	"\x04note\x18\x04 \x01(\tR\x04note\"z\n" +
 	"\x0eCollectRequest\x12\x14\n" +
 	"\x05paths\x18\x01 \x03(\tR\x05paths\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x03R\x06offset\x12\x12\n" +
-	"\x04keep\x18\x03 \x01(\bR\x04keep\"M\n" +
+	"\x04keep\x18\x03 \x01(\bR\x04keep\x12\x14\n" +
+	"\x05cache\x18\x04 \x01(\bR\x05cache\x12\x10\n" +
+	"\x03has\x18\x05 \x01(\tR\x03has\"a\n" +
 	"\x0fCollectResponse\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x12\n" +
-	"\x04note\x18\x03 \x01(\tR\x04note2\x8c\x03\n" +
+	"\x04note\x18\x03 \x01(\tR\x04note\x12\x12\n" +
+	"\x04same\x18\x04 \x01(\bR\x04same2\x8c\x03\n" +
 	"\n" +
 	"StepRunner\x126\n" +
 	"\x03Run\x12\x16.stepmux.v1.RunRequest\x1a\x17.stepmux.v1.RunResponse\x12A\n" +

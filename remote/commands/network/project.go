@@ -12,22 +12,29 @@ import (
 )
 
 // unpackProject unpacks the archive on standard input into the working directory.
-func unpackProject(*pflag.FlagSet) commands.Runner {
+func unpackProject(fl *pflag.FlagSet) commands.Runner {
+	outside := outsideLinks(fl)
 	return func(ctx context.Context, _ []string) (int, error) {
-		_, err := archive.Extract(ctx, os.Stdin, ".", archive.Bounds{})
+		_, err := archive.Extract(ctx, os.Stdin, ".", archive.Bounds{OutsideLinks: *outside})
 		return 0, err
 	}
 }
 
+// outsideLinks defines the flag for the archive of a cache.
+func outsideLinks(fl *pflag.FlagSet) *bool {
+	return fl.Bool("outside-links", false, "keep symbolic links that lead out of the directory")
+}
+
 // packArtifacts packs the files that match its arguments to standard output. Without files it writes nothing.
-func packArtifacts(*pflag.FlagSet) commands.Runner {
+func packArtifacts(fl *pflag.FlagSet) commands.Runner {
+	outside := outsideLinks(fl)
 	return func(ctx context.Context, args []string) (int, error) {
 		dir, err := os.Getwd()
 		if err != nil {
 			return 0, err
 		}
 		files, err := archive.Find(ctx, archive.Selection{
-			Dir: dir, Paths: args, OnlyInside: true,
+			Dir: dir, Paths: args, OnlyInside: !*outside,
 			Info: func(string) {}, Warn: func(text string) { fmt.Fprintln(os.Stderr, text) },
 		})
 		if ctx.Err() != nil {

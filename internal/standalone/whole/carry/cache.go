@@ -65,12 +65,30 @@ func (c *Cache) name(ctx context.Context, dir string) error {
 	if len(c.Files) == 0 {
 		return nil
 	}
-	digest := "default"
-	found, err := archive.Find(ctx, archive.Selection{
-		Dir: dir, Paths: c.Files, Info: func(string) {}, Warn: func(string) {},
-	})
+	digest, err := digestOf(ctx, dir, c.Files)
 	if err != nil {
 		return err
+	}
+	c.append(digest)
+	return nil
+}
+
+// append sets the key to the whole name of the cache.
+func (c *Cache) append(digest string) {
+	if c.Key != "" {
+		digest = c.Key + "-" + digest
+	}
+	c.Key, c.Files = digest, nil
+}
+
+// digestOf returns the end of the name of a cache whose key is of files.
+func digestOf(ctx context.Context, dir string, patterns []string) (digest string, err error) {
+	digest = "default"
+	found, err := archive.Find(ctx, archive.Selection{
+		Dir: dir, Paths: patterns, Info: func(string) {}, Warn: func(string) {},
+	})
+	if err != nil {
+		return "", err
 	}
 	defer found.Close()
 	sum := sha256.New()
@@ -83,15 +101,11 @@ func (c *Cache) name(ctx context.Context, dir string) error {
 		_, err = io.Copy(sum, file)
 		file.Close()
 		if err != nil {
-			return fmt.Errorf("read %s: %w", name, err)
+			return "", fmt.Errorf("read %s: %w", name, err)
 		}
 		digest = hex.EncodeToString(sum.Sum(nil))
 	}
-	if c.Key != "" {
-		digest = c.Key + "-" + digest
-	}
-	c.Key, c.Files = digest, nil
-	return nil
+	return digest, nil
 }
 
 // save saves the caches of a job that has ended. One that cannot be saved is told.

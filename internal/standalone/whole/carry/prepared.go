@@ -5,7 +5,7 @@ import "github.com/stepmux/stepmux/internal/standalone"
 // Prepared is a job that can run.
 type Prepared struct {
 	*standalone.Job
-	// Artifacts describes the files that the job gives to others, and Caches those that it keeps on this machine.
+	// Artifacts describes the files that the job gives to others, and Caches those for later runs, too.
 	Artifacts Artifacts
 	Caches    []Cache
 	// Tests are patterns of reports of tests, in the form of JUnit. They are read whatever the outcome of the job.
@@ -49,16 +49,13 @@ const (
 
 // holds reports whether files are kept after a job.
 func (w When) holds(r *standalone.Report) bool {
-	switch {
-	case r.Reason == standalone.TimedOut:
-		return false
-	case w == Always:
-		return true
-	}
-	return (r.Status == success) == (w != OnFailure)
+	return r.Reason != standalone.TimedOut && w.after(r.Status == success)
 }
 
-// Cache describes files that a job keeps on this machine for later jobs, also for those of other runs.
+// after reports whether files are kept after a job that did not time out.
+func (w When) after(succeeded bool) bool { return w == Always || succeeded == (w != OnFailure) }
+
+// Cache describes files that a job keeps for later jobs, also for those of other runs.
 type Cache struct {
 	// Key is the name of the cache. If Files is not empty, it is the beginning of the name.
 	Key string
