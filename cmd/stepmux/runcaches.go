@@ -97,7 +97,8 @@ const maxCacheNote = 500
 // cache describes the files that are collected for a cache.
 func (f *foundCaches) cache(k carry.Kept) *files.Cache {
 	return &files.Cache{
-		Artifacts: files.Artifacts{Paths: k.Paths, Keep: true, Dir: string(f.dir)}, When: k.Wanted, Has: k.Found.Digest,
+		Artifacts: files.Artifacts{Paths: k.Paths, Keep: true, Dir: string(f.dir)}, Untracked: k.Untracked, When: k.Wanted,
+		Has: k.Found.Digest,
 		Save: func(_ context.Context, from *os.File, err error) string {
 			switch {
 			case err == nil:

@@ -12,8 +12,8 @@ import (
 	"github.com/stepmux/stepmux/internal/standalone/whole/carry"
 )
 
-// A job got a cache by the name of a fallback and did not change it: the cache had no name of its own. While another job
-// saved the cache of the fallback, a VM got the beginning of the one and the end of the other.
+// A job got a cache by the name of a fallback and did not change it: the cache had no name of its own. While another
+// job saved the cache of the fallback, a VM got the beginning of the one and the end of the other.
 func TestACacheOfAFallbackIsSavedAsItWas(t *testing.T) {
 	t.Parallel()
 	v := &vmCaches{dir: carry.CacheDir(filepath.Join(t.TempDir(), "project"))}

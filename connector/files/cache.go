@@ -21,6 +21,8 @@ type Caches struct {
 type Cache struct {
 	// Artifacts are the files. Links that lead out are among them. Take is not called: Save is.
 	Artifacts
+	// Untracked adds all files that are not files of the Project.
+	Untracked bool
 	// When reports whether the cache is collected after a job that succeeded, or that failed. A job that was cancelled or
 	// timed out has no caches. If nil, it is collected after both.
 	When func(succeeded bool) bool
@@ -42,7 +44,7 @@ var (
 // Collect returns an empty Collection for the cache. The caller calls Close.
 func (c *Cache) Collect() *Collection {
 	to := c.Artifacts.Collect()
-	to.isCache, to.has = true, c.Has
+	to.isCache, to.untracked, to.has = true, c.Untracked, c.Has
 	return to
 }
 

@@ -209,8 +209,8 @@ type Collection struct {
 	arrived int64
 	size    int64
 	// Of a Cache: has is the archive that the caller has, and same says that the VM's is the same.
-	isCache, same bool
-	has           string
+	isCache, untracked, same bool
+	has                      string
 	// Note is the VM's text about patterns that matched no file and about files that were left out. It is untrusted
 	// text.
 	Note string
@@ -225,7 +225,7 @@ func (c *Collection) Receive(ctx context.Context, rpc pb.FilesClient) (progress 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := rpc.Collect(ctx, &pb.CollectRequest{
-		Paths: c.of.Paths, Offset: c.arrived, Keep: c.of.Keep, Cache: c.isCache, Has: c.has,
+		Paths: c.of.Paths, Offset: c.arrived, Keep: c.of.Keep, Cache: c.isCache, Has: c.has, Untracked: c.untracked,
 	})
 	if err != nil {
 		return false, err

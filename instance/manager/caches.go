@@ -55,8 +55,9 @@ func (m *Manager) caches(asked *pb.SubmitRequest) func(context.Context) (files.C
 				Paths: c.GetPaths(), Keep: true, Dir: archive.Config{Dir: m.cfg.Dir}.Arrivals(),
 				MaxBytes: min(files.DefaultMaxBytes, m.cfg.FileBytes),
 			},
-			When: func(succeeded bool) bool { return succeeded && c.GetOnSuccess() || !succeeded && c.GetOnFailure() },
-			Has:  c.GetHas().GetDigest(),
+			Untracked: c.GetUntracked(),
+			When:      func(succeeded bool) bool { return succeeded && c.GetOnSuccess() || !succeeded && c.GetOnFailure() },
+			Has:       c.GetHas().GetDigest(),
 			Save: func(ctx context.Context, from *os.File, err error) (line string) {
 				if err = m.saveCache(ctx, c, from, err); err != nil {
 					return fmt.Sprintf("cache %.80q is not saved: %v", c.GetKey(), err)

@@ -59,7 +59,7 @@ b: {cache: {key: new, fallback_keys: [k-default], paths: [c]}, script: ['echo "h
     stage: one}
 c: {cache: {key: new, paths: [c], policy: pull}, script: ['echo "had $(cat c/n 2>/dev/null)"', 'echo x >c/n', exit 1],
     stage: two}
-d: {cache: {key: failed, paths: [c], policy: pull, untracked: true}, script: ['echo "had $(cat c/n 2>/dev/null)"'],
+d: {cache: {key: failed, paths: [c], policy: pull}, script: ['echo "had $(cat c/n 2>/dev/null)"'],
     stage: one}
 `
 	p, notes := run("r", second)
@@ -69,7 +69,6 @@ d: {cache: {key: failed, paths: [c], policy: pull, untracked: true}, script: ['e
 	require.NotContains(t, m.logOf(p, "c"), "is saved")
 	require.Empty(t, had(p, "d"))
 	require.Contains(t, notes, `b: cache "k-default" is restored`)
-	require.Contains(t, notes, `d: cache "failed": untracked has no effect on VMs`)
 	p, _ = run("other", second)
 	require.Empty(t, had(p, "b"), "another project")
 

@@ -124,6 +124,22 @@ type directory struct {
 }
 
 func (u *unpacker) unpack(file *os.File) error {
+	if err := u.check(file); err != nil {
+		return err
+	}
+	u.dry, u.files, u.names, u.left, u.links, u.dirs = false, 0, 0, u.bounds.Bytes, nil, nil
+	clear(u.seen)
+	return u.read(file)
+}
+
+// check reads all entries, and writes nothing.
+func (u *unpacker) check(file *os.File) error {
+	u.dry = true
+	return u.read(file)
+}
+
+// read reads all entries.
+func (u *unpacker) read(file *os.File) error {
 	info, err := file.Stat()
 	if err != nil {
 		return err
@@ -133,24 +149,17 @@ func (u *unpacker) unpack(file *os.File) error {
 	if err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
-	read := u.zip
 	switch begin = begin[:n]; {
 	case hasPrefix(begin, "PK\x03\x04"), hasPrefix(begin, "PK\x05\x06"):
+		return u.zip(file, info.Size())
 	case hasPrefix(begin, "\x28\xb5\x2f\xfd"):
-		read = u.tar
+		return u.tar(file, info.Size())
 	case n == 0:
 		return errors.New("the archive is empty")
 	default:
 		return fmt.Errorf("the file is neither a zip archive nor a tar archive in zstd: it begins with %q",
 			termtext.Short(string(begin), len(begin)))
 	}
-	u.dry = true
-	if err := read(file, info.Size()); err != nil {
-		return err
-	}
-	u.dry, u.files, u.names, u.left, u.links, u.dirs = false, 0, 0, u.bounds.Bytes, nil, nil
-	clear(u.seen)
-	return read(file, info.Size())
 }
 
 func hasPrefix(b []byte, prefix string) bool { return strings.HasPrefix(string(b), prefix) }

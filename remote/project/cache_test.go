@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector/files"
+	"github.com/stepmux/stepmux/remote/archive"
 )
 
 // saved collects a cache of the build, and returns its archive or the reason for its lack.
@@ -69,6 +70,48 @@ func TestACacheStaysOnItsVMWithItsLinks(t *testing.T) {
 	changed, err := saved(t, second, archive.Digest, "venv")
 	require.NoError(t, err)
 	require.NotEqual(t, archive.Digest, changed.Digest)
+}
+
+// Untracked files are those that the archive of the project does not have.
+func TestUntrackedFilesOfACache(t *testing.T) {
+	t.Parallel()
+	names := func(b *build) string {
+		arriving := (&files.Cache{Untracked: true}).Collect()
+		defer arriving.Close()
+		_, err := arriving.Receive(t.Context(), b)
+		require.NoError(t, err)
+		to, list := t.TempDir(), []string{}
+		c := files.Cache{Save: func(ctx context.Context, from *os.File, err error) string {
+			require.NoError(t, err)
+			_, err = archive.Extract(ctx, from, to, archive.Bounds{})
+			require.NoError(t, err)
+			return ""
+		}}
+		c.End(t.Context(), arriving, nil)
+		found, err := os.ReadDir(to)
+		require.NoError(t, err)
+		for _, e := range found {
+			list = append(list, e.Name())
+		}
+		return strings.Join(list, " ")
+	}
+	for _, cache := range []string{cacheDir(t), ""} {
+		for _, p := range []*files.Project{packed(t, map[string]string{"a": "1", "b": "1"}), nil} {
+			b := newBuild(t, cache)
+			dir, _, err := (&files.VM{}).Place(t.Context(), b, 0, p)
+			require.NoError(t, err)
+			if p != nil {
+				_, _, err = (&files.VM{}).Place(t.Context(), b, 1, packed(t, map[string]string{"b": "2", "c": "2"}))
+				require.NoError(t, err)
+			}
+			require.NoError(t, os.WriteFile(filepath.Join(dir, "made"), nil, 0o600))
+			if p == nil {
+				require.Equal(t, "made", names(b))
+				continue
+			}
+			require.Equal(t, "c made", names(b))
+		}
+	}
 }
 
 // A file that another program has put in the place of a cache failed the job.

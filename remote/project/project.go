@@ -52,7 +52,11 @@ type Project struct {
 }
 
 // placed is an archive that was unpacked, or left out because of note. Without an archive the digest is empty.
-type placed struct{ digest, note string }
+type placed struct {
+	digest string
+	size   int64
+	note   string
+}
 
 // New returns a Project. The caller closes it.
 func New(cfg Config) *Project { return &Project{cfg: cfg, turn: make(chan struct{}, 1)} }
@@ -171,7 +175,7 @@ func (p *Project) place(
 			return oserr.Hint(err, p.cfg.Dir)
 		}
 	}
-	one := placed{digest: req.GetDigest()}
+	one := placed{digest: req.GetDigest(), size: req.GetSize()}
 	if archive != nil {
 		args := []string{"unpack"}
 		if req.GetCache() {
@@ -189,8 +193,11 @@ func (p *Project) place(
 	return nil
 }
 
-// outsideLinks is the flag of the programs that pack and unpack, for a cache.
-const outsideLinks = "--outside-links"
+// outsideLinks is the flag of the programs that pack and unpack, for a cache, and untracked that of the one that packs.
+const outsideLinks, untracked = "--outside-links", "--untracked"
+
+// errForgotten says that the files of the project are not known any more.
+var errForgotten = errors.New("the archive of the project is not kept any more, by which its files are known")
 
 // archive returns the archive in a request, from the cache or from the stream. The caller closes it.
 func (p *Project) archive(
@@ -324,11 +331,7 @@ func (p *Project) pack(ctx context.Context, req *pb.CollectRequest) error {
 	if err != nil {
 		return err
 	}
-	args := []string{"pack"}
-	if req.GetCache() {
-		args = append(args, outsideLinks)
-	}
-	p.note, err = p.run(ctx, nil, file, slices.Concat(args, []string{"--"}, req.GetPaths())...)
+	p.note, err = p.packInto(ctx, file, req)
 	if gone := unix.Access(p.dir(), unix.X_OK); err != nil && gone != nil { // by the job: that is no failure
 		p.note, err = fmt.Sprintf("the job's work directory cannot be entered any more: %v", gone), nil
 	}
@@ -344,6 +347,34 @@ func (p *Project) pack(ctx context.Context, req *pb.CollectRequest) error {
 	}
 	p.packed = file
 	return nil
+}
+
+// packInto runs the program that packs.
+func (p *Project) packInto(ctx context.Context, file *os.File, req *pb.CollectRequest) (note string, err error) {
+	args, paths := []string{"pack"}, req.GetPaths()
+	if req.GetCache() {
+		args = append(args, outsideLinks)
+	}
+	var project *os.File
+	switch first := p.placed[0]; {
+	case !req.GetUntracked():
+	case first.digest == "":
+		paths = []string{"."}
+	default:
+		store, _, err := p.store()
+		if err != nil {
+			return "", err
+		}
+		if project, err = store.Find(first.digest, first.size); err != nil {
+			return "", err
+		}
+		if project == nil {
+			return "", errForgotten
+		}
+		defer project.Close()
+		args = append(args, untracked)
+	}
+	return p.run(ctx, project, file, slices.Concat(args, []string{"--"}, paths)...)
 }
 
 // create creates a file for artifacts. If kept is not nil, the file has a name: the caller calls kept when the file is

@@ -390,8 +390,9 @@ type PipelineCache struct {
 	// name is the name of the cache in the state, and key that for people.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Key  string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
-	// paths are patterns of its files.
-	Paths []string `protobuf:"bytes,3,rep,name=paths,proto3" json:"paths,omitempty"`
+	// paths are patterns of its files. untracked adds all that are not files of the project.
+	Paths     []string `protobuf:"bytes,3,rep,name=paths,proto3" json:"paths,omitempty"`
+	Untracked bool     `protobuf:"varint,7,opt,name=untracked,proto3" json:"untracked,omitempty"`
 	// on_success and on_failure say after which outcome it is kept.
 	OnSuccess bool `protobuf:"varint,4,opt,name=on_success,json=onSuccess,proto3" json:"on_success,omitempty"`
 	OnFailure bool `protobuf:"varint,5,opt,name=on_failure,json=onFailure,proto3" json:"on_failure,omitempty"`
@@ -450,6 +451,13 @@ func (x *PipelineCache) GetPaths() []string {
 		return x.Paths
 	}
 	return nil
+}
+
+func (x *PipelineCache) GetUntracked() bool {
+	if x != nil {
+		return x.Untracked
+	}
+	return false
 }
 
 func (x *PipelineCache) GetOnSuccess() bool {
@@ -3661,11 +3669,12 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
 	"\x03job\x18\x02 \x01(\tR\x03job\x127\n" +
 	"\barchives\x18\x03 \x03(\v2\x1b.stepmux.manager.v1.ArchiveR\barchives\x129\n" +
-	"\x06caches\x18\x04 \x03(\v2!.stepmux.manager.v1.PipelineCacheR\x06caches\"\xb8\x01\n" +
+	"\x06caches\x18\x04 \x03(\v2!.stepmux.manager.v1.PipelineCacheR\x06caches\"\xd6\x01\n" +
 	"\rPipelineCache\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x12\x14\n" +
-	"\x05paths\x18\x03 \x03(\tR\x05paths\x12\x1d\n" +
+	"\x05paths\x18\x03 \x03(\tR\x05paths\x12\x1c\n" +
+	"\tuntracked\x18\a \x01(\bR\tuntracked\x12\x1d\n" +
 	"\n" +
 	"on_success\x18\x04 \x01(\bR\tonSuccess\x12\x1d\n" +
 	"\n" +

@@ -29,7 +29,7 @@ func (e executor) findCaches(ctx context.Context, a *carry.Attempt, to *pb.Pipel
 		if k.IsSaved() {
 			to.Caches = append(to.Caches, &pb.PipelineCache{
 				Name: e.run.CacheName(k.Key), Key: e.secrets.Mask(k.Key), Paths: k.Paths, Has: has,
-				OnSuccess: k.Wanted(true), OnFailure: k.Wanted(false),
+				Untracked: k.Untracked, OnSuccess: k.Wanted(true), OnFailure: k.Wanted(false),
 			})
 		}
 	}

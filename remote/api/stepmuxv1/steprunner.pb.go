@@ -1861,7 +1861,9 @@ type CollectRequest struct {
 	// cache says that the archive is to be a cache: it gets links that lead out, too.
 	Cache bool `protobuf:"varint,4,opt,name=cache,proto3" json:"cache,omitempty"`
 	// has is the SHA-256, in hexadecimal, of an archive that the caller has. If the new one is the same, it is not sent.
-	Has           string `protobuf:"bytes,5,opt,name=has,proto3" json:"has,omitempty"`
+	Has string `protobuf:"bytes,5,opt,name=has,proto3" json:"has,omitempty"`
+	// untracked adds all files and links that are not in the first archive of Place.
+	Untracked     bool `protobuf:"varint,6,opt,name=untracked,proto3" json:"untracked,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1929,6 +1931,13 @@ func (x *CollectRequest) GetHas() string {
 		return x.Has
 	}
 	return ""
+}
+
+func (x *CollectRequest) GetUntracked() bool {
+	if x != nil {
+		return x.Untracked
+	}
+	return false
 }
 
 type CollectResponse struct {
@@ -2305,13 +2314,14 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\x06wanted\x18\x01 \x01(\x03R\x06wanted\x12\x16\n" +
 	"\x06stored\x18\x02 \x01(\bR\x06stored\x12\x10\n" +
 	"\x03dir\x18\x03 \x01(\tR\x03dir\x12\x12\n" +
-	"\x04note\x18\x04 \x01(\tR\x04note\"z\n" +
+	"\x04note\x18\x04 \x01(\tR\x04note\"\x98\x01\n" +
 	"\x0eCollectRequest\x12\x14\n" +
 	"\x05paths\x18\x01 \x03(\tR\x05paths\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x03R\x06offset\x12\x12\n" +
 	"\x04keep\x18\x03 \x01(\bR\x04keep\x12\x14\n" +
 	"\x05cache\x18\x04 \x01(\bR\x05cache\x12\x10\n" +
-	"\x03has\x18\x05 \x01(\tR\x03has\"a\n" +
+	"\x03has\x18\x05 \x01(\tR\x03has\x12\x1c\n" +
+	"\tuntracked\x18\x06 \x01(\bR\tuntracked\"a\n" +
 	"\x0fCollectResponse\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x12\n" +

@@ -28,13 +28,20 @@ func outsideLinks(fl *pflag.FlagSet) *bool {
 // packArtifacts packs the files that match its arguments to standard output. Without files it writes nothing.
 func packArtifacts(fl *pflag.FlagSet) commands.Runner {
 	outside := outsideLinks(fl)
+	untracked := fl.Bool("untracked", false, "add all files that are not in the archive on standard input")
 	return func(ctx context.Context, args []string) (int, error) {
 		dir, err := os.Getwd()
 		if err != nil {
 			return 0, err
 		}
+		var tracked map[string]bool
+		if *untracked {
+			if tracked, err = archive.Names(ctx, os.Stdin); err != nil {
+				return 0, fmt.Errorf("read the names of the files of the project: %w", err)
+			}
+		}
 		files, err := archive.Find(ctx, archive.Selection{
-			Dir: dir, Paths: args, OnlyInside: !*outside,
+			Dir: dir, Paths: args, OnlyInside: !*outside, Untracked: *untracked, Tracked: tracked,
 			Info: func(string) {}, Warn: func(text string) { fmt.Fprintln(os.Stderr, text) },
 		})
 		if ctx.Err() != nil {

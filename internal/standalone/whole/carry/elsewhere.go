@@ -17,7 +17,6 @@ import (
 type Elsewhere struct {
 	mu      sync.Mutex        // guards the following; held while the project is unpacked
 	digests map[string]string // of the files of keys, by the project and the patterns
-	told    map[string]bool   // caches that have files which cannot be kept
 }
 
 // Kept is a cache of a job that runs elsewhere.
@@ -44,9 +43,6 @@ func (e *Elsewhere) Find(
 			}
 			a.Say(fmt.Sprintf("the job runs without the cache %.80q, whose key cannot be found: %v", c.Key, err))
 			continue
-		}
-		if c.Untracked {
-			e.tell(a, c)
 		}
 		k := Kept{Cache: c}
 		if c.Pull {
@@ -83,7 +79,7 @@ func (k *Kept) find(ctx context.Context, a *Attempt, find func(context.Context, 
 func (k *Kept) Wanted(succeeded bool) bool { return k.When.after(succeeded) }
 
 // IsSaved reports whether the cache is to be saved after some outcome.
-func (k *Kept) IsSaved() bool { return k.Push && len(k.Paths) > 0 }
+func (k *Kept) IsSaved() bool { return k.Push && (len(k.Paths) > 0 || k.Untracked) }
 
 // Result returns the line about a cache that was saved, or not because of err.
 func Result(key string, err error) string {
@@ -91,20 +87,6 @@ func Result(key string, err error) string {
 		return fmt.Sprintf("cache %.80q is saved", key)
 	}
 	return fmt.Sprintf("cache %.80q is not saved: %v", key, err)
-}
-
-// tell says once that files of a cache are not kept.
-func (e *Elsewhere) tell(a *Attempt, c *Cache) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.told[a.Name+"\n"+c.Key] {
-		return
-	}
-	if e.told == nil {
-		e.told = map[string]bool{}
-	}
-	e.told[a.Name+"\n"+c.Key] = true
-	a.Say(fmt.Sprintf("cache %.80q: untracked has no effect on VMs: name the files in paths", c.Key))
 }
 
 // name sets the name of a cache.
