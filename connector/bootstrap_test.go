@@ -257,8 +257,12 @@ func elfFor(machine string) string {
 
 func TestAStepmuxThatCannotRunThereIsReplacedIfAllowed(t *testing.T) {
 	onBareVMs(t, func(t *testing.T, v *bareVM) {
+		routes := []connector.Route{connector.Auto, connector.Relay, connector.Session}
+		if strings.HasSuffix(t.Name(), "/OpenSSH") { // another server changes nothing about the routes
+			routes = routes[:1]
+		}
 		for name, test := range unusable(t) {
-			for _, route := range []connector.Route{connector.Auto, connector.Relay, connector.Session} {
+			for _, route := range routes {
 				t.Run(name+" by "+string(route), func(t *testing.T) {
 					path := filepath.Join(t.TempDir(), "stepmux")
 					require.NoError(t, os.WriteFile(path, []byte(test.text), test.mode))

@@ -224,7 +224,7 @@ func TestManyBuildsShareOneConnection(t *testing.T) {
 				if route != connector.Auto && strings.Contains(t.Name(), "without") {
 					return // it has no relay, or the route is the same as with forwarding
 				}
-				const builds, capacity = 24, 12 // more at once than the sessions of a connection
+				const builds, capacity = 16, 12 // more at once than the sessions of a connection
 				p := v.provider(t, capacity, func(c *instance.Config, _ *instance.Instance) { c.Route = route })
 				all := batch.Batch{}
 				logs := make([]*sshtest.Log, builds)

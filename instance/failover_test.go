@@ -315,8 +315,8 @@ func TestABuildThatIsCancelledBeforeItIsConnectedIsNoUse(t *testing.T) {
 	require.Equal(t, instance.Ready, p.Stat().Instances[0].State)
 }
 
-func TestAHundredInstancesTakeOneConnectionEach(t *testing.T) {
-	instances := 100
+func TestFiftyInstancesTakeOneConnectionEach(t *testing.T) {
+	instances := 50
 	if testing.Short() {
 		instances = 30
 	}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -101,8 +102,9 @@ func startManagers(t *testing.T, dir, inventory string, n int, args ...string) (
 }
 
 // One of three managers and three NATS servers is killed every five seconds, and started again two seconds later, while
-// builds go through their queue. make prove WHAT=cluster does it for long.
+// builds and pipelines go through their queue. make prove WHAT=cluster does it for long.
 func TestAClusterWhoseMembersAreKilledLosesNothing(t *testing.T) {
+	t.Parallel()
 	duration, vms, outstanding := time.Second, 2, 6 // one of them is killed
 	if text := os.Getenv("STEPMUX_CLUSTER"); text != "" {
 		var err error
@@ -127,6 +129,13 @@ func TestAClusterWhoseMembersAreKilledLosesNothing(t *testing.T) {
 	}
 	most, stop := watchConnections(t, ports)
 	defer stop()
+	pipelines, pipelined := map[string]string{}, filepath.Join(dir, "pipelined")
+	for i, client := range clients {
+		key := strconv.Itoa(i)
+		resp, err := client.SubmitPipeline(t.Context(), countingPipeline(t, key, pipelined))
+		require.NoError(t, err)
+		pipelines[key] = resp.GetId()
+	}
 
 	var ids []string
 	over := make(chan struct{})
@@ -183,6 +192,7 @@ func TestAClusterWhoseMembersAreKilledLosesNothing(t *testing.T) {
 	close(over)
 	submitting.Wait()
 	requireCounted(t, ids, ledger, func(id string) pb.ManagerClient { return clients[len(id)%each] })
+	requirePipelines(t, pipelines, pipelined, func(key string) pb.ManagerClient { return clients[(int(key[0])+1)%each] })
 	require.LessOrEqual(t, most.Load(), int64(1), "connections to a VM at once")
 	t.Logf("%d kills (%v), %d builds on %d VMs: none lost, none run twice, each log whole, %d connection to a VM at once",
 		kills, killed, len(ids), vms, most.Load())

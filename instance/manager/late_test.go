@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,6 +26,7 @@ import (
 	"github.com/stepmux/stepmux/instance/manager"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/instance/manager/state"
+	"github.com/stepmux/stepmux/internal/standalone/managed"
 	"github.com/stepmux/stepmux/internal/testing/runnertest"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
@@ -51,6 +53,7 @@ type memberProcess struct {
 	process *os.Process
 	log     *awaitedLine // has seen that it leaves its VMs
 	end     func()       // ends it, and waits for that
+	kill    func()
 }
 
 // The manager of a memberProcess. It ends with its standard input.
@@ -75,6 +78,7 @@ func TestAManagerInAProcessOfItsOwn(t *testing.T) {
 	f.change = func(cfg *manager.Config) {
 		cfg.NATS, cfg.KeyFile, cfg.Lease = &state.NATS{URLs: []string{"nats://" + c.NATS}}, c.Key, stoppedLease
 		cfg.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
+		cfg.Pipelines = managed.Pipelines{}
 	}
 	m := f.start(t)
 	fmt.Println("listens at", m.socket) //nolint:forbidigo // for the test that has started it
@@ -108,12 +112,21 @@ func (c *cluster) process(t *testing.T) *memberProcess {
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
 	p.process = cmd.Process
-	p.end = sync.OnceFunc(func() {
-		_ = p.process.Signal(syscall.SIGCONT)
-		_ = stdin.Close()
-		_, _ = io.Copy(io.Discard, stdout)
-		require.NoError(t, cmd.Wait(), "%s", &said)
-	})
+	var over sync.Once
+	p.end = func() {
+		over.Do(func() {
+			_ = p.process.Signal(syscall.SIGCONT)
+			_ = stdin.Close()
+			_, _ = io.Copy(io.Discard, stdout)
+			require.NoError(t, cmd.Wait(), "%s", &said)
+		})
+	}
+	p.kill = func() {
+		over.Do(func() {
+			_ = p.process.Kill()
+			_ = cmd.Wait() // it was killed
+		})
+	}
 	t.Cleanup(p.end)
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -277,4 +290,40 @@ func TestARequestThatWasReadTooLateIsLeftToAnotherManager(t *testing.T) {
 	for _, ack := range seen.end(t) {
 		require.NotEqual(t, delivery, ack.delivery, ack.text)
 	}
+}
+
+// One of two managers of a cluster is killed while pipelines run: the other one goes on with them.
+func TestAnotherManagerGoesOnWithPipelines(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	first, second := c.process(t), c.process(t)
+	line, times := ran(t)
+	wait, open := gate(t)
+	ids, begun, wanted := []string{}, map[string]int{}, map[string]int{}
+	for i, m := range []*memberProcess{first, second, first, second} {
+		job := func(name string) string { return fmt.Sprintf("%d.%s", i, name) }
+		ids = append(ids, m.submitPipeline(pipelineOf(t, fmt.Sprintf(`
+stages: [one, two, three]
+a: {stage: one, script: [%q, %q, echo V=5 > v.env, echo 5 > f], artifacts: {paths: [f], reports: {dotenv: v.env}}}
+b: {stage: two, parallel: 2, script: [%q, 'test "$(cat f)" = "$V"']}
+c: {stage: two, script: [%q, exit 1], retry: 1, allow_failure: true}
+m: {stage: two, script: [%q], when: manual, allow_failure: false}
+d: {stage: three, script: [%q, 'test "$(cat f)" = 5'], resource_group: one}
+`, line(job("a")), wait, line(job("b")), line(job("c")), line(job("m")), line(job("d"))))))
+		begun[job("a")] = 1
+		for name, n := range map[string]int{"a": 1, "b": 2, "c": 2, "m": 1, "d": 1} {
+			wanted[job(name)] = n
+		}
+	}
+	eventually(t, func() bool { return maps.Equal(begun, times()) })
+	first.kill()
+	open()
+	for _, id := range ids {
+		_, err := second.PlayPipeline(t.Context(), &pb.PlayPipelineRequest{Id: id, Job: "m"})
+		require.NoError(t, err)
+	}
+	for _, id := range ids {
+		require.Equal(t, "success", second.restOf(id).GetStatus())
+	}
+	require.Equal(t, wanted, times(), "each attempt of each job ran once")
 }

@@ -191,6 +191,15 @@ func (s *Store) AwaitEnd(ctx context.Context, id string) error {
 	return s.WatchRecord(ctx, id, func(r *Record) bool { return r != nil && r.Phase != PhaseEnded })
 }
 
+// leadersRecord is Record, and waits while the servers do not answer.
+func (s *Store) leadersRecord(ctx context.Context, id string) (r *Record, err error) {
+	err = s.Persist(ctx, func(ctx context.Context) (err error) {
+		r, err = s.Record(ctx, id)
+		return err
+	})
+	return r, err
+}
+
 // WatchRecord calls changed with the record of a build, now and after each change, until that returns false. The record
 // is nil if it is not kept, or not any more.
 func (s *Store) WatchRecord(ctx context.Context, id string, changed func(*Record) bool) error {
@@ -213,7 +222,15 @@ func (s *Store) WatchRecord(ctx context.Context, id string, changed func(*Record
 				if err := s.Persist(ctx, open); err != nil {
 					return err
 				}
-			case entry == nil && !kept, entry != nil && entry.Operation() != jetstream.KeyValuePut:
+			case entry == nil && !kept: // none is there, or the server that has the watch is behind the leader
+				r, err := s.leadersRecord(ctx, id)
+				if err != nil {
+					return err
+				}
+				if kept = r != nil; !changed(r) || !kept {
+					return nil
+				}
+			case entry != nil && entry.Operation() != jetstream.KeyValuePut:
 				changed(nil)
 				return nil
 			case entry != nil:

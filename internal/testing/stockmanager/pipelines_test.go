@@ -68,10 +68,10 @@ func (g *gitlab) posts() (n int) {
 
 var dist = stockmanager.Artifact{Name: "build", Paths: []string{"dist/"}, Except: []string{"dist/**/*.tmp"}}
 
-//stepmux:faults manager | 40 jobs with artifacts and caches over a stock sshd, 10 at once: a later job gets the files
+//stepmux:faults manager | 20 jobs with artifacts and caches over a stock sshd, 5 at once: a later job gets the files
 //stepmux:more of an earlier one byte by byte, with their modes and links; nothing left
 func TestJobsOfTwoPipelinesHandTheirFilesOnThroughAStockManager(t *testing.T) {
-	const atOnce, pipelines, jobs = 10, 2, 2 // 40 jobs
+	const atOnce, pipelines, jobs = 5, 2, 2 // 20 jobs
 	g := newGitLab(t, nil)
 	var wg sync.WaitGroup
 	for branch := range atOnce {

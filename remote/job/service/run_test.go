@@ -213,7 +213,7 @@ func TestServersEnvironmentIsNotTheJobs(t *testing.T) {
 
 func TestManyJobsAtOnce(t *testing.T) {
 	h := newHarness(t)
-	const jobs = 200
+	const jobs = 80
 	var wg sync.WaitGroup
 	for i := range jobs {
 		wg.Go(func() {

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/stepmux/stepmux/internal/testing/racefree"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/expr"
 )
@@ -202,6 +203,7 @@ const tooLong = "takes too long for this value, or for those of all inputs toget
 // Symptom: each match of a step could take half a second, so those of a step with 2,000 inputs took a quarter of an
 // hour, in which the job could not be stopped.
 func TestTimeForAllMatchesOfASpecIsBounded(t *testing.T) {
+	racefree.Only(t)
 	spec := func(n int, match string, preset *structpb.Value) *pb.Spec {
 		content := &pb.Spec_Content{Inputs: map[string]*pb.Spec_Input{}}
 		for i := range n {
