@@ -39,9 +39,7 @@ func (s *Store) removeEnded(ctx context.Context) {
 	}
 	first, last := info.State.FirstSeq, info.State.LastSeq
 	next := first
-	// The last of them stays for now. Without a request at or behind next, the store would rename directories without a
-	// sync, or count the purged ones again at the next purge, and remove the request of a build that has not run.
-	for s.ended.builds[next] != nil && s.ended.builds[next+1] != nil {
+	for next < last && s.ended.builds[next] != nil { // to remove all, the store would rename directories without a sync
 		next++
 	}
 	if next > first {

@@ -1,7 +1,6 @@
 package state
 
 import (
-	"crypto/rand"
 	"log/slog"
 	"path/filepath"
 	"strconv"
@@ -46,40 +45,4 @@ func TestBuildsThatAreNotKeptAnyMoreDuringTheCheckAreNoDamage(t *testing.T) {
 	lost, err := s.unreadable(t.Context(), s.history, func([]byte) { end() })
 	require.NoError(t, err)
 	require.Zero(t, lost)
-}
-
-// Symptom: a build that was queued and acknowledged was unknown, and never ran, until the next start of the manager. Of
-// the builds before it, the oldest had ended last.
-func TestARequestOutlivesThoseOfBuildsThatHaveEnded(t *testing.T) {
-	t.Parallel()
-	s := open(t)
-	ctx := t.Context()
-	push := func(n int) (all []*Request) {
-		for range n {
-			id, err := s.Push(ctx, rand.Text(), "", []byte("text"))
-			require.NoError(t, err)
-			r, err := s.Find(ctx, id)
-			require.NoError(t, err)
-			require.NotNil(t, r)
-			all = append(all, r)
-		}
-		return all
-	}
-	old := push(4)
-	for _, r := range old[1:] {
-		require.NoError(t, s.queue.DeleteMsg(ctx, r.Seq))
-	}
-	s.LeaveQueue(old[0], nil)
-	s.removeEnded(ctx)
-	waiting := push(3)
-	for _, r := range waiting[:2] {
-		s.LeaveQueue(r, nil)
-	}
-	s.removeEnded(ctx)
-	left, err := s.Find(ctx, waiting[2].ID)
-	require.NoError(t, err)
-	require.NotNil(t, left)
-	queued, err := s.InQueue(ctx, map[string]bool{})
-	require.NoError(t, err)
-	require.EqualValues(t, 1, queued)
 }
