@@ -36,9 +36,9 @@ const (
 	callsStream     = "STEPMUX_CALLS"
 	callsSubject    = "stepmux.calls"
 
-	// The beginnings of the keys of the bucket: the record, the sealed request and the jobs of a pipeline, by its ID, and
-	// the locks of resource groups.
-	recordKey, requestKey, jobsKey, lockKey = "record.", "request.", "jobs.", "lock."
+	// The beginnings of the keys of the bucket: the record, the sealed request and the jobs of a pipeline, by its ID,
+	// the sealed outputs of its builds, by their IDs, and the locks of resource groups.
+	recordKey, requestKey, jobsKey, outputsKey, lockKey = "record.", "request.", "jobs.", "outputs.", "lock."
 
 	// pipelinePrefix begins the ID of a pipeline, and those of its builds. No other build has it.
 	pipelinePrefix = "p-"
