@@ -96,8 +96,8 @@ type Job struct {
 	OnStep func(StepEvent)
 	// OnOutputs is called once before Execute returns, if the step runner reports the job's end: with the outputs of the
 	// job's last step, and the names, sorted, of those that contain secrets and stay on the VM. If they are more than
-	// 1000, or have more than 1 MiB, it gets none, and a job that had succeeded fails. They are untrusted text, of at most
-	// 4 MiB. A step runner that cannot report outputs refuses the job. May be nil.
+	// 1000, or have more than 1 MiB, it gets none, and a job that had succeeded fails. They are untrusted text. A step
+	// runner that cannot report outputs refuses the job. May be nil.
 	OnOutputs func(values map[string]string, masked []string)
 	// Resumed means that another process may have delivered the job already. The trace of Execute is then a
 	// [buildlog.Log] with the state of the log there, and the output continues where that stopped. A job that is

@@ -267,4 +267,11 @@ func TestOutputsOfAJobReachItsCaller(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, Result{Status: Failed, Message: "too many"}, result)
 	require.Empty(t, values)
+
+	long := []*pb.Outputs_Output{{Name: "a", Value: "x"}, {Name: "b", Value: strings.Repeat("x", maxOutputs)}}
+	c = connectTo(t, &endedJob{last: succeeded, given: &pb.Outputs{Given: long}})
+	result, err = c.Execute(sshtest.Within(t), job, nil)
+	require.NoError(t, err)
+	require.Equal(t, Result{Status: Failed, Message: "the step runner has sent too many outputs"}, result)
+	require.Empty(t, values)
 }

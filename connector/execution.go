@@ -25,6 +25,8 @@ import (
 const (
 	// maxEvents bounds the reported changes of steps. A job of stepmux has at most 10,000 steps.
 	maxEvents = 100_000
+	// maxOutputs bounds the outputs of a job, names and values, in bytes.
+	maxOutputs = 1 << 20
 	// stallLimit is how long calls may fail one after the other, although the connection and serve live, before the
 	// build is given up.
 	stallLimit = 30 * time.Second
@@ -148,7 +150,12 @@ func (e *execution) withOutputs(result Result) Result {
 		return result
 	}
 	values, masked := map[string]string{}, []string(nil)
+	size, refused := 0, e.outputs.GetRefused()
 	for _, o := range e.outputs.GetGiven() {
+		if size += len(o.GetName()) + len(o.GetValue()); size > maxOutputs { // a step runner refuses so many
+			values, masked, refused = map[string]string{}, nil, "the step runner has sent too many outputs"
+			break
+		}
 		if o.GetMasked() {
 			masked = append(masked, o.GetName())
 		} else {
@@ -157,7 +164,7 @@ func (e *execution) withOutputs(result Result) Result {
 	}
 	slices.Sort(masked)
 	e.job.OnOutputs(values, masked)
-	if refused := e.outputs.GetRefused(); refused != "" && result.Status == Succeeded {
+	if refused != "" && result.Status == Succeeded {
 		result.Status, result.Message = Failed, refused
 	}
 	return result

@@ -258,14 +258,15 @@ func newSubmitCommand() *cobra.Command {
 		Use:   "submit [flags] FILE",
 		Short: "Queue a build of a job's steps, or a pipeline, at a stepmux manager",
 		Long: `Queue a build of the steps in FILE at a stepmux manager. FILE is a YAML document with a run: list, a shell
-script, a .gitlab-ci.yml, or - for standard input. A run: list with the keys image and services runs in a container or a
-pod, as with 'stepmux run'. The build's ID is printed once the manager has stored the request. With --wait, the command
-shows the log and exits with the build's exit code, as run does. If you interrupt it, the build continues.
+script, a .gitlab-ci.yml, a GitHub workflow (--format github), or - for standard input. A run: list with the keys image
+and services runs in a container or a pod, as with 'stepmux run'. The build's ID is printed once the manager has stored
+the request. With --wait, the command shows the log and exits with the build's exit code, as run does. If you interrupt
+it, the build continues.
 
-A .gitlab-ci.yml is queued as a whole pipeline, unless --job-name chooses a job. Each job becomes a build as soon as its
-needs have ended, with the files of --project (default: the current directory) and the artifacts that the file gives
-it. A pipeline with a blocking manual job that --manual does not name is blocked there, until 'stepmux play' starts the
-job. 'stepmux pipelines ID' shows its jobs, 'stepmux logs ID/JOB' their logs.
+A .gitlab-ci.yml or a workflow is queued as a whole pipeline, unless --job-name chooses a job. Each job becomes a build
+as soon as its needs have ended, with the files of --project (default: the current directory) and the artifacts that the
+file gives it. A pipeline with a blocking manual job that --manual does not name is blocked there, until 'stepmux play'
+starts the job. 'stepmux pipelines ID' shows its jobs, 'stepmux logs ID/JOB' their logs.
 
 The manager keeps the files of --artifacts with the log: 'stepmux artifacts ID DIR' downloads them. With --trace it also
 keeps the trace: 'stepmux trace get ID FILE' downloads it. With --wait, --output-file and --provenance do so at the end.

@@ -36,17 +36,18 @@ var ofOneBuild = []string{"artifacts", "trace", "output-file", "provenance", "si
 // isWhole reports whether the flags ask for the whole pipeline of a FILE.
 func (f *submitFlags) isWhole(cmd *cobra.Command, file string) (bool, error) {
 	format, err := standalone.ParseFormat(f.format, file)
+	if err == nil {
+		err = checkFormat(cmd, standalone.Source{Format: format})
+	}
 	if err != nil {
 		return false, err
 	}
 	ofWhole := changed(cmd, slices.Concat(wholeNames, []string{"event", "changed-since"}))
 	ofBuild := changed(cmd, ofOneBuild)
-	isPipeline := format == standalone.GitLabCI
+	isPipeline := isPipeline(standalone.Source{Format: format})
 	switch {
 	case f.whole.jobs < 0:
 		return false, errors.New("--jobs: use a number above 0")
-	case ofWhole != "" && !isPipeline:
-		return false, fmt.Errorf("--%s is for a .gitlab-ci.yml (--format gitlab-ci)", ofWhole)
 	case f.whole.needs && f.jobName == "":
 		return false, errors.New("--needs: name the job with --job-name")
 	case f.jobName != "" && !f.whole.needs && ofWhole != "":
@@ -66,7 +67,7 @@ func (f *submitFlags) runWhole(cmd *cobra.Command, reader *jobReader, file strin
 		f.project = "."
 	}
 	reader.project = f.project
-	req, p, err := f.pipelineRequest(cmd.Context(), reader, file)
+	req, p, err := f.pipelineRequest(cmd, reader, file)
 	if err != nil {
 		return err
 	}
@@ -107,7 +108,7 @@ func (f *submitFlags) runWhole(cmd *cobra.Command, reader *jobReader, file strin
 
 // pipelineRequest reads a FILE, and returns the request for its pipeline.
 func (f *submitFlags) pipelineRequest(
-	ctx context.Context, reader *jobReader, file string,
+	cmd *cobra.Command, reader *jobReader, file string,
 ) (*pb.SubmitPipelineRequest, *whole.Pipeline, error) {
 	src, err := reader.read(file)
 	if err != nil {
@@ -118,14 +119,15 @@ func (f *submitFlags) pipelineRequest(
 	if err := reader.ofProject(&src); err != nil {
 		return nil, nil, err
 	}
-	if err := f.whole.event.apply(ctx, &src, src.WorkDir); err != nil {
+	src.NoServices = true
+	if err := f.whole.event.applyTo(cmd, &src); err != nil {
 		return nil, nil, err
 	}
-	if f.whole.event.event == "" {
+	if f.whole.event.event == "" && src.Format == standalone.GitLabCI {
 		push := gitlabci.Variable{Name: "CI_PIPELINE_SOURCE", Value: "push"}
 		src.Predefined = append(slices.Clip(src.Predefined), push)
 	}
-	source, p, err := managed.Source(src)
+	source, p, notices, err := managed.Source(src)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -137,14 +139,14 @@ func (f *submitFlags) pipelineRequest(
 	if err := managed.Choose(p, src.Name, choice); err != nil && !f.whole.list {
 		return nil, nil, err
 	}
-	reader.tell(src.Notices)
+	reader.tell(notices)
 	if err := reader.warn(warningsOf(p)); err != nil {
 		return nil, nil, err
 	}
 	req := &pb.SubmitPipelineRequest{
 		Source: source, Choice: choice, Options: f.options().With(&stepmuxv1.Job{Variables: jobVars(src.Vars)}),
 		Labels: f.labels, RetryLost: f.retry == "lost", Slots: int32(min(f.whole.jobs, 1<<20)),
-		Repository: repositoryOf(ctx, src),
+		Repository: repositoryOf(cmd.Context(), src),
 	}
 	if _, err := proto.Marshal(req); err != nil { // as of text that is not UTF-8: gRPC would call that its own failure
 		return nil, nil, fmt.Errorf("%s: it cannot be sent to the manager: %w", file, err)

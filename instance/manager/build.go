@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -32,6 +34,8 @@ type build struct {
 	done  chan struct{} // closed when it has ended or is left to another manager
 	// traceErr is why its trace is not kept, although that was asked for. It is for Manager.run's goroutine.
 	traceErr error
+	// outputs are those of its job, if that asks for them. They are for the same goroutine.
+	outputs *stepmuxv1.Outputs
 
 	ctx    context.Context // its end cancels the build; it is not the manager's
 	cancel context.CancelCauseFunc
@@ -129,6 +133,9 @@ func (m *Manager) attempt(b *build, e *instance.Executor) (again bool) {
 	if known == nil {
 		known = resultOf(err, b.kept().Canceled)
 		m.noteFiles(b, known)
+		if b.outputs != nil && b.asked.GetPipeline() != nil { // before its end: then the next job asks for them
+			m.keepTrying("keep its outputs", b, func() error { return m.store.KeepOutputs(m.life, b.ID, b.outputs) })
+		}
 		if b.traceErr != nil {
 			m.remark(b, b.log.State(), fmt.Sprintf("there is no trace: %v", b.traceErr))
 		}
@@ -293,6 +300,17 @@ func (m *Manager) work(b *build) connector.Job {
 	if b.asked.GetTrace() {
 		kept := &keptTrace{m: m, id: b.ID}
 		job.Trace, job.OnTrace = kept, func(err error) { b.traceErr = kept.end(err) }
+	}
+	if b.asked.GetJob().GetOutputs() {
+		job.OnOutputs = func(values map[string]string, masked []string) {
+			b.outputs = &stepmuxv1.Outputs{}
+			for _, name := range slices.Sorted(maps.Keys(values)) {
+				b.outputs.Given = append(b.outputs.Given, &stepmuxv1.Outputs_Output{Name: name, Value: values[name]})
+			}
+			for _, name := range masked {
+				b.outputs.Given = append(b.outputs.Given, &stepmuxv1.Outputs_Output{Name: name, Masked: true})
+			}
+		}
 	}
 	return job
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/manager/archive"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/instance/manager/natscall"
 	"github.com/stepmux/stepmux/instance/manager/seal"
 	"github.com/stepmux/stepmux/instance/manager/state"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
@@ -469,6 +470,17 @@ func (m *Manager) ForgetPipelines(t *testing.T) (builds int) {
 		builds++
 	}
 	return builds
+}
+
+// KeptOutputs returns the outputs of builds as they are kept.
+func (m *Manager) KeptOutputs(t *testing.T) (all [][]byte) {
+	t.Helper()
+	entries, err := natscall.Entries(t.Context(), m.store.Pipelines, "outputs.*")
+	require.NoError(t, err)
+	for _, entry := range entries {
+		all = append(all, entry.Value())
+	}
+	return all
 }
 
 // QueueWithoutACall lets a pipeline stand as a manager leaves it that ends in the middle of a change.

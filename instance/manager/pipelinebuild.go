@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -16,6 +17,7 @@ import (
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/instance/manager/state"
 	"github.com/stepmux/stepmux/internal/pause"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // PipelineAttempt is an attempt of a job of a pipeline.
@@ -31,10 +33,15 @@ type PipelineAttempt struct {
 }
 
 // Build queues the build of an attempt, unless an earlier manager has done so, and waits for its end. Its result is nil
-// if the pipeline was cancelled before the build began. When ctx ends because the pipeline is cancelled, the build is
-// canceled; otherwise it goes on.
+// if the pipeline was cancelled before the build began. When ctx ends while this manager carries the pipeline out, the
+// build is canceled; otherwise it goes on.
 func (p *PipelineRun) Build(ctx context.Context, a PipelineAttempt) (id string, result *pb.Result, err error) {
 	id = state.PipelineBuildID(p.id, a.Job, p.round(a.Job), a.Number)
+	defer func() {
+		if err != nil && ctx.Err() != nil && p.life.Err() == nil { // as after the failure of another build of a matrix
+			_ = p.cancelBuild(id) // it fails at the end of the manager only
+		}
+	}()
 	rec, err := p.record(ctx, id, a)
 	if err != nil || rec == nil {
 		return id, nil, err
@@ -110,7 +117,14 @@ func (p *PipelineRun) complete(ctx context.Context, req *pb.SubmitRequest, job s
 	}
 	req.Pipeline.Id, req.Pipeline.Job = p.id, job
 	req.Project, req.ProjectBytes = p.asked.GetProject(), p.asked.GetProjectBytes()
-	req.Labels, req.RetryLost = p.asked.GetLabels(), p.asked.GetRetryLost()
+	if req.Labels == nil {
+		req.Labels = map[string]string{}
+	}
+	maps.Copy(req.Labels, p.asked.GetLabels())
+	req.RetryLost = p.asked.GetRetryLost()
+	if err := p.m.checkLabels(req.GetLabels()); err != nil { // it would wait for ever
+		return errors.New(status.Convert(err).Message())
+	}
 	if err := p.m.vet(req); err != nil {
 		return err
 	}
@@ -179,6 +193,23 @@ func (p *PipelineRun) cancelBuild(id string) error {
 		}
 		_ = pause.For(p.life, time.Second/10)
 	}
+}
+
+// Labels returns the labels of the VMs.
+func (p *PipelineRun) Labels() (all []map[string]string) {
+	for _, in := range p.m.cfg.Group.Instances() {
+		all = append(all, in.Labels)
+	}
+	return all
+}
+
+// Outputs returns the outputs of a build that has ended. They are nil if it has reported none.
+func (p *PipelineRun) Outputs(ctx context.Context, build string) (outputs *stepmuxv1.Outputs, err error) {
+	err = p.m.store.Persist(ctx, func(ctx context.Context) (err error) {
+		outputs, err = p.m.store.Outputs(ctx, build)
+		return err
+	})
+	return outputs, err
 }
 
 // ReadArtifacts writes the archive of a build's artifacts to a Writer.

@@ -230,7 +230,27 @@ func (p *PipelineRun) carryOnce() (*pb.Pipeline, error) {
 		defer p.mu.Unlock()
 		p.stop, p.play = nil, nil
 	}()
-	return plan.Carry(ctx, p)
+	end, err := plan.Carry(ctx, p)
+	if err == nil && p.life.Err() == nil {
+		p.cancelRest()
+	}
+	return end, err
+}
+
+// cancelRest cancels builds of jobs for which Carry has not waited, as those of a matrix of which another one had
+// failed before.
+func (p *PipelineRun) cancelRest() {
+	p.mu.Lock()
+	var rest []string
+	for _, j := range p.jobs {
+		if j.GetBuild() != "" && j.GetFinished() == nil {
+			rest = append(rest, j.GetBuild())
+		}
+	}
+	p.mu.Unlock()
+	for _, build := range rest {
+		_ = p.cancelBuild(build) // it fails at the end of the manager only
+	}
 }
 
 // rest keeps how the pipeline stands, and takes its call out of the queue. It returns false if the record was changed

@@ -33,7 +33,7 @@ func withPipelines(f *fleet) *fleet {
 // pipelineOf returns the request for the pipeline of a .gitlab-ci.yml, which is alone in its directory.
 func pipelineOf(t *testing.T, text string) *pb.SubmitPipelineRequest {
 	t.Helper()
-	source, _, err := managed.Source(standalone.Source{
+	source, _, _, err := managed.Source(standalone.Source{
 		Name: ".gitlab-ci.yml", Text: []byte(text), Format: standalone.GitLabCI, WorkDir: t.TempDir(), Elsewhere: true,
 	})
 	require.NoError(t, err)
@@ -333,9 +333,9 @@ func TestPipelinesThatAreRefused(t *testing.T) {
 		"many":    {raw(many), "10000"},
 		"no YAML": {raw("a: ["), ".gitlab-ci.yml:2:1"},
 		"include": {raw("include: {local: /other.yml}\na: {script: [\":\"]}"), "it was not sent along"},
-		"github": {
-			edited(func(r *pb.SubmitPipelineRequest) { r.Source.Format = "github" }),
-			"a workflow of GitHub runs by stepmux local",
+		"format": {
+			edited(func(r *pb.SubmitPipelineRequest) { r.Source.Format = "steps" }),
+			"a manager runs the pipeline of a .gitlab-ci.yml",
 		},
 		"project": {edited(func(r *pb.SubmitPipelineRequest) {
 			r.Project, r.ProjectBytes = strings.Repeat("0", 64), 1
@@ -464,6 +464,34 @@ b: {stage: two, script: [sleep 4]}
 	require.Zero(t, m.m.ForgetPipelines(t))
 }
 
+// The outputs of a job reach another one by the manager, which keeps them sealed, and as long as the pipeline.
+func TestOutputsOfAWorkflowAreSealedAndKeptAsLongAsIt(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.change = func(cfg *manager.Config) { cfg.Pipelines, cfg.Keep = managed.Pipelines{}, time.Second }
+	m := f.start(t)
+	source, _, _, err := managed.Source(standalone.Source{
+		Name: "w.yml", Format: standalone.GitHub, WorkDir: t.TempDir(), Elsewhere: true, Text: []byte(`
+on: push
+jobs:
+  a: {outputs: {o: an-output}, steps: [{run: "true"}]}
+  b: {needs: a, steps: [{run: 'test "${{ needs.a.outputs.o }}" = an-output'}]}
+`),
+	})
+	require.NoError(t, err)
+	id := m.submitPipeline(&pb.SubmitPipelineRequest{Source: source})
+	require.Equal(t, "success", m.restOf(id).GetStatus())
+	kept := m.m.KeptOutputs(t)
+	require.Len(t, kept, 1, "b has none")
+	require.NotContains(t, string(kept[0]), "an-output")
+	eventually(t, func() bool {
+		list, err := m.ListPipelines(t.Context(), &pb.ListPipelinesRequest{})
+		return err == nil && len(list.GetPipelines()) == 0
+	})
+	require.Zero(t, m.m.ForgetPipelines(t))
+	require.Empty(t, m.m.KeptOutputs(t))
+}
+
 // Of the jobs of a resource group one runs at a time, also if they are in several pipelines. A job that is cancelled
 // while it waits for its turn holds up no other.
 func TestAResourceGroupHoldsForAllPipelines(t *testing.T) {
@@ -507,7 +535,7 @@ func TestAChildPipelineOfAManager(t *testing.T) {
 c: {script: ['echo child $V']}
 m: {script: ['echo played'], when: manual, allow_failure: false}
 `), 0o600))
-	source, _, err := managed.Source(standalone.Source{
+	source, _, _, err := managed.Source(standalone.Source{
 		Name: ".gitlab-ci.yml", Format: standalone.GitLabCI, WorkDir: dir, Elsewhere: true, Text: []byte(`
 t: {trigger: {include: /child.yml, strategy: depend}, variables: {V: "7"}}
 `),

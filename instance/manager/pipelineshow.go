@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -49,6 +50,14 @@ func (p *PipelineRun) showAgain(ctx context.Context, plan Planned) (shown *pb.Pi
 		}
 		if slices.Contains(statusesKept, was.GetStatus()) {
 			j.Status = was.GetStatus()
+		}
+	}
+	for _, j := range shown.GetJobs() {
+		delete(known, j.GetName())
+	}
+	for _, name := range slices.Sorted(maps.Keys(known)) { // builds that are known once other jobs have ended
+		if j := known[name]; j.GetBuild() != "" && j.GetFinished() == nil {
+			shown.Jobs = append(shown.Jobs, j)
 		}
 	}
 	return shown, open, nil

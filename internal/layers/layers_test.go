@@ -222,13 +222,13 @@ var allowed = map[string][]string{
 	},
 	"internal/standalone/githubpipeline": {
 		"internal/standalone", "internal/standalone/whole", "internal/standalone/whole/carry", "pipeline",
-		"remote/step/action",
+		"remote/step/action", "remote/step/engine",
 	},
 	"internal/standalone/answers": {}, // the standard library only
 	// Whole pipelines for a manager, which knows no language.
 	"internal/standalone/managed": {
 		"instance/manager", "instance/manager/managerv1", "internal/standalone", "internal/standalone/answers",
-		"internal/standalone/gitlabci",
+		"internal/standalone/githubpipeline", "internal/standalone/gitlabci",
 		"internal/standalone/gitlabpipeline", "internal/standalone/whole", "internal/standalone/whole/carry", "pipeline",
 		"remote", "remote/api/stepmuxv1", "remote/step/engine", "remote/step/mask", "internal/rmtree",
 	},

@@ -36,7 +36,7 @@ func (w *Workflow) CheckCalls() error {
 // CheckCall reads the workflow that a job calls, if it does, and those that this one calls. An error names the place
 // of a call. Without Source.Fetch, only those of the project are read.
 func (w *Workflow) CheckCall(j *action.Job) error {
-	if of, is := j.Uses(); !is || of.Repository != "" && w.src.Fetch == nil {
+	if of, is := j.Uses(); !is || of.Repository != "" && w.src.Fetch == nil && w.src.Answers == nil {
 		return nil
 	}
 	c, err := w.find(j)
@@ -89,6 +89,14 @@ func (w *Workflow) read(of action.Uses) *called {
 
 // text returns the text of a workflow that is called.
 func (w *Workflow) text(of action.Uses) ([]byte, error) {
+	if w.src.Answers != nil {
+		return w.src.Answers.Read(of.Text, func() ([]byte, error) { return w.open(of) })
+	}
+	return w.open(of)
+}
+
+// open reads a workflow that is called.
+func (w *Workflow) open(of action.Uses) ([]byte, error) {
 	dir := w.src.WorkDir
 	if url := of.URL(); url != "" {
 		if w.src.Fetch == nil {

@@ -71,7 +71,7 @@ func gitHubJob(src Source, job *action.Job, run gitHubRun) (*Job, error) {
 	if run.inWorkflow {
 		inputs["in_workflow"] = true
 	}
-	if !src.NoFiles && hasFiles(src.WorkDir) {
+	if !src.NoFiles && (src.Answers != nil || hasFiles(src.WorkDir)) {
 		inputs["in_project"] = true
 	}
 	given := Given{Config: engine.Config{Vars: src.Vars}}

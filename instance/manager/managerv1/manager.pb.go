@@ -2391,7 +2391,7 @@ func (x *SubmitPipelineRequest) GetRepository() string {
 // PipelineSource is the text of a pipeline, and the answers that reading it needs.
 type PipelineSource struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// name is the name of the file, and format its language: gitlab-ci.
+	// name is the name of the file, and format its language: gitlab-ci or github.
 	Name   string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Text   []byte `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`
 	Format string `protobuf:"bytes,3,opt,name=format,proto3" json:"format,omitempty"`
@@ -2400,7 +2400,8 @@ type PipelineSource struct {
 	Inputs    map[string]string `protobuf:"bytes,5,rep,name=inputs,proto3" json:"inputs,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// predefined are variables that those of the text override.
 	Predefined []*NamedValue `protobuf:"bytes,6,rep,name=predefined,proto3" json:"predefined,omitempty"`
-	// files are the files that the text includes: those of the project, and those from elsewhere.
+	// files are the files that the text includes: those of the project, and those from elsewhere. Those of a workflow are
+	// the workflows that it calls, by their references.
 	Files     []*SourceFile `protobuf:"bytes,7,rep,name=files,proto3" json:"files,omitempty"`
 	Elsewhere []*SourceFile `protobuf:"bytes,8,rep,name=elsewhere,proto3" json:"elsewhere,omitempty"`
 	// listed has the paths of the files of the project, each followed by a NUL, compressed by gzip.

@@ -37,8 +37,9 @@ const (
 	callsSubject    = "stepmux.calls"
 
 	// The beginnings of the keys of the bucket: the record, the sealed request and the jobs of a pipeline, by its ID, the
-	// locks of resource groups, and caches.
-	recordKey, requestKey, jobsKey, lockKey, cacheKey = "record.", "request.", "jobs.", "lock.", "cache."
+	// sealed outputs of its builds, by their IDs, the locks of resource groups, and caches.
+	recordKey, requestKey, jobsKey, outputsKey = "record.", "request.", "jobs.", "outputs."
+	lockKey, cacheKey                          = "lock.", "cache."
 
 	// pipelinePrefix begins the ID of a pipeline, and those of its builds. No other build has it.
 	pipelinePrefix = "p-"

@@ -15,6 +15,7 @@ import (
 
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/instance/manager/natscall"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 // buildHeader is the header of a request with the ID of its build, if that is not made of its place and its key.
@@ -62,6 +63,38 @@ func (s *Store) QueuedOf(ctx context.Context, pipeline string) (map[string]bool,
 		}
 		seq = r.Seq + 1
 	}
+}
+
+// KeepOutputs keeps the outputs of a build of a pipeline, sealed.
+func (s *Store) KeepOutputs(ctx context.Context, build string, outputs *stepmuxv1.Outputs) error {
+	text, err := proto.Marshal(outputs)
+	if err != nil {
+		return err
+	}
+	if _, err := s.Pipelines.Put(ctx, outputsKey+build, s.key.Seal(outputsKey+build, text)); err != nil {
+		return fmt.Errorf("keep the outputs of the build %s: %w", build, err)
+	}
+	return nil
+}
+
+// Outputs returns the outputs of a build of a pipeline. They are nil if none are kept.
+func (s *Store) Outputs(ctx context.Context, build string) (*stepmuxv1.Outputs, error) {
+	entry, err := s.Pipelines.Get(ctx, outputsKey+build)
+	if errors.Is(err, jetstream.ErrKeyNotFound) {
+		return nil, nil
+	}
+	var text []byte
+	if err == nil {
+		text, err = s.key.Open(outputsKey+build, entry.Value())
+	}
+	outputs := &stepmuxv1.Outputs{}
+	if err == nil {
+		err = proto.Unmarshal(text, outputs)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the outputs of the build %s: %w", build, err)
+	}
+	return outputs, nil
 }
 
 // Lock takes the lock of a resource group for a build with a record. It returns the build that has it, which is another
@@ -114,7 +147,10 @@ func (s *Store) ForgetPipelines(ctx context.Context, age time.Duration) error {
 	}
 	for key, created := range keys {
 		kind, id, _ := strings.Cut(key, ".")
-		if kind = kind + "."; kind != requestKey && kind != jobsKey || known[id] || time.Since(created) < age {
+		if kind += "."; kind == outputsKey {
+			id = pipelineOf(id)
+		}
+		if kind != requestKey && kind != jobsKey && kind != outputsKey || known[id] || time.Since(created) < age {
 			continue
 		}
 		if _, err := s.Purge(ctx, s.Pipelines, key, jetstream.WithMsgTTL(recordMark)); err != nil {

@@ -1,5 +1,5 @@
-// Package answers keeps the answers to the questions that reading a .gitlab-ci.yml asks about the project and its
-// repository. A text with the same answers has the same jobs, on any machine.
+// Package answers keeps the answers to the questions that reading a .gitlab-ci.yml or a workflow asks about the project
+// and its repository. A text with the same answers has the same jobs, on any machine.
 //
 // A [Set] that was made by [Learn] asks each new question once, by its [Questions], until Close. Another one knows only
 // the answers that it has. A Set that learns is for one goroutine at a time, any other one is not changed.
@@ -73,26 +73,36 @@ func (s *Set) Questions() Questions {
 // file returns a function that reads the files of a project, or those from elsewhere.
 func (s *Set) file(known map[string]File, elsewhere bool) func(string) ([]byte, error) {
 	return func(path string) ([]byte, error) {
-		answer, ok := known[path]
-		if !ok && s.learn == nil {
-			return nil, errUnknown
-		}
-		if !ok {
-			ask := s.learn.Open
+		return s.read(known, path, func() ([]byte, error) {
 			if elsewhere {
-				ask = s.learn.Other
+				return s.learn.Other(path)
 			}
-			data, err := ask(path)
-			if answer.Data = data; err != nil {
-				answer.Missing = cmp.Or(err.Error(), "it cannot be read")
-			}
-			known[path] = answer
-		}
-		if answer.Missing != "" {
-			return nil, errors.New(answer.Missing)
-		}
-		return answer.Data, nil
+			return s.learn.Open(path)
+		})
 	}
+}
+
+// Read returns the text that a workflow calls by this reference. A set that learns asks for a new one.
+func (s *Set) Read(reference string, ask func() ([]byte, error)) ([]byte, error) {
+	return s.read(s.Files, reference, ask)
+}
+
+func (s *Set) read(known map[string]File, name string, ask func() ([]byte, error)) ([]byte, error) {
+	answer, ok := known[name]
+	if !ok && s.learn == nil {
+		return nil, errUnknown
+	}
+	if !ok {
+		data, err := ask()
+		if answer.Data = data; err != nil {
+			answer.Missing = cmp.Or(err.Error(), "it cannot be read")
+		}
+		known[name] = answer
+	}
+	if answer.Missing != "" {
+		return nil, errors.New(answer.Missing)
+	}
+	return answer.Data, nil
 }
 
 func (s *Set) list() (paths []string, err error) {

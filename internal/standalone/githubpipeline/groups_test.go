@@ -142,3 +142,26 @@ func TestARunThatWaitsForItsGroupCanBeEnded(t *testing.T) {
 	}
 	require.Equal(t, "a cancelled (cancelled)", told(first.run(ctx, text)))
 }
+
+// A manager has locks of its own: a group is one of them, and nothing is replaced.
+func TestGroupsOfJobsAreLocksOfTheCaller(t *testing.T) {
+	tr := newTrial(t)
+	var mu sync.Mutex
+	var taken []string
+	held := make(chan struct{}, 1)
+	tr.cfg.Lock = func(_ context.Context, name, job string, number int, _ func(string)) (func(), error) {
+		held <- struct{}{}
+		mu.Lock()
+		defer mu.Unlock()
+		taken = append(taken, fmt.Sprint(name, " ", job, " ", number))
+		return func() { <-held }, nil
+	}
+	report := tr.run(t.Context(), `
+on: push
+jobs:
+  a: {concurrency: {group: G, cancel-in-progress: true}, steps: [{run: "true"}]}
+  b: {strategy: {matrix: {n: [1, 2, 3]}}, concurrency: g, steps: [{run: "true"}]}
+`)
+	require.Equal(t, "a success, b (1) success, b (2) success, b (3) success", told(report))
+	require.ElementsMatch(t, []string{"group g a 1", "group g b (1) 1", "group g b (2) 1", "group g b (3) 1"}, taken)
+}

@@ -9,6 +9,7 @@ import (
 	"github.com/stepmux/stepmux/internal/standalone/whole/carry"
 	"github.com/stepmux/stepmux/pipeline"
 	"github.com/stepmux/stepmux/remote/step/action"
+	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
 // Read reads the pipeline of src, a workflow. JobName and Matrix of src have no effect. An error is about the text, or
@@ -29,6 +30,16 @@ func Read(src standalone.Source) (p *whole.Pipeline, notices []string, err error
 	return p, append(w.Notices, w.Notes()...), nil
 }
 
+// Variables returns the variables of a run of src: those of src, and those of its commit, its event and the run itself.
+// A source with these makes the same run, whenever and wherever it is read.
+func Variables(src standalone.Source) ([]engine.Variable, error) {
+	w, err := standalone.ReadWorkflow(src)
+	if err != nil {
+		return nil, err
+	}
+	return w.Values(nil, false).Vars, nil
+}
+
 // read returns the pipeline of a workflow.
 func read(w *standalone.Workflow) (p *whole.Pipeline, err error) {
 	p = &whole.Pipeline{Graph: standalone.GraphOf(w.Workflow)}
@@ -39,6 +50,9 @@ func read(w *standalone.Workflow) (p *whole.Pipeline, err error) {
 	for _, j := range w.Jobs {
 		job := &whole.Job{
 			Name: j.Name, Base: j.Name, When: j.If(), Notices: j.Notes(w.InContainer()), Open: opener{w, j}.open,
+		}
+		if !w.HasServices() {
+			job.Notices = append(job.Notices, j.ServiceNotes()...)
 		}
 		if job.Builds, err = known(w, j); err != nil {
 			return nil, err

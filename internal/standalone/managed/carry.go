@@ -3,6 +3,7 @@ package managed
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"math"
@@ -17,6 +18,7 @@ import (
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/githubpipeline"
 	"github.com/stepmux/stepmux/internal/standalone/whole"
 	"github.com/stepmux/stepmux/internal/standalone/whole/carry"
 	"github.com/stepmux/stepmux/pipeline"
@@ -248,6 +250,21 @@ func (e executor) Execute(ctx, _ context.Context, a *carry.Attempt) (_ *carry.Ou
 		return nil, err
 	}
 	report := reportOf(result)
+	if a.Outputs && ctx.Err() == nil {
+		given, err := e.run.Outputs(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		outputs, masked := map[string]string{}, []string(nil)
+		for _, o := range given.GetGiven() {
+			if o.GetMasked() {
+				masked = append(masked, o.GetName())
+			} else {
+				outputs[o.GetName()] = o.GetValue()
+			}
+		}
+		report.SetStepOutputs(outputs, masked)
+	}
 	if ctx.Err() != nil || result.GetArtifacts() == 0 || len(a.Patterns()) == 0 {
 		return a.GatherFrom(ctx, nil, report)
 	}
@@ -309,7 +326,7 @@ func (e executor) request(ctx context.Context, a *carry.Attempt) (*pb.SubmitRequ
 	}
 	job := &stepmuxv1.Job{
 		Steps: []byte(text), StepsFile: e.asked.GetSource().GetName() + " " + a.Name, Generated: true, Env: a.Env,
-		MayFail: a.MayFail,
+		MayFail: a.MayFail, Outputs: a.Outputs,
 	}
 	for _, v := range a.Vars {
 		job.Variables = append(job.Variables, &stepmuxv1.Variable{Key: v.Key, Value: v.Value, File: v.File, Masked: v.Masked})
@@ -326,6 +343,11 @@ func (e executor) request(ctx context.Context, a *carry.Attempt) (*pb.SubmitRequ
 		PassEnv: options.GetPassEnv(), UnsafeExports: options.GetUnsafeExports(), Env: options.GetEnv(),
 	})
 	req := &pb.SubmitRequest{Job: job, Artifacts: slices.Compact(slices.Sorted(slices.Values(a.Patterns())))}
+	var unknown []string
+	req.Labels, unknown = githubpipeline.Labels(a.RunsOn, e.run.Labels())
+	for _, label := range unknown {
+		e.run.Note(fmt.Sprintf("runs-on: no VM of the fleet has the label %.80q: any VM runs such jobs", label))
+	}
 	req.Pipeline = &pb.PipelineBuild{}
 	if err := e.findCaches(ctx, a, req.GetPipeline()); err != nil {
 		return nil, err

@@ -14,6 +14,7 @@ import (
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/internal/standalone/answers"
+	"github.com/stepmux/stepmux/internal/standalone/githubpipeline"
 	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
 	"github.com/stepmux/stepmux/internal/standalone/gitlabpipeline"
 	"github.com/stepmux/stepmux/internal/standalone/whole"
@@ -24,22 +25,30 @@ import (
 const maxListed = 64 << 20
 
 // errFormat is the error for a pipeline in a language that a manager cannot run.
-var errFormat = errors.New("a manager runs the pipeline of a .gitlab-ci.yml (--format gitlab-ci); a workflow of " +
-	"GitHub runs by stepmux local")
+var errFormat = errors.New("a manager runs the pipeline of a .gitlab-ci.yml (--format gitlab-ci), or a workflow of " +
+	"GitHub (--format github)")
 
-// Source returns the source of a request, and its pipeline. src is not changed.
-func Source(src standalone.Source) (*pb.PipelineSource, *whole.Pipeline, error) {
-	if src.Format != standalone.GitLabCI {
-		return nil, nil, fmt.Errorf("%s: %w", src.Name, errFormat)
+// Source returns the source of a request, its pipeline, and notices about that. src is not changed.
+func Source(src standalone.Source) (_ *pb.PipelineSource, p *whole.Pipeline, notices []string, err error) {
+	if src.Format != standalone.GitLabCI && src.Format != standalone.GitHub {
+		return nil, nil, nil, fmt.Errorf("%s: %w", src.Name, errFormat)
 	}
 	known, err := src.Learn()
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	defer known.Close()
-	p, err := gitlabpipeline.Read(src)
+	if src.Format == standalone.GitHub {
+		given := src.Vars
+		if src.Vars, err = githubpipeline.Variables(src); err == nil {
+			src.Predefined = predefined(src.Vars, given)
+			p, notices, err = githubpipeline.Read(src)
+		}
+	} else {
+		p, err = gitlabpipeline.Read(src)
+	}
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	to := &pb.PipelineSource{
 		Name: src.Name, Text: src.Text, Format: string(src.Format), Directory: filepath.Base(src.WorkDir),
@@ -58,7 +67,17 @@ func Source(src standalone.Source) (*pb.PipelineSource, *whole.Pipeline, error) 
 	if known.Listed != nil {
 		to.Listed, err = pack(known.Listed)
 	}
-	return to, p, err
+	return to, p, append(notices, src.Notices...), err
+}
+
+// predefined returns the variables that the caller has not given.
+func predefined(all, given []engine.Variable) (list []gitlabci.Variable) {
+	for _, v := range all {
+		if !slices.ContainsFunc(given, func(g engine.Variable) bool { return g.Key == v.Key }) {
+			list = append(list, gitlabci.Variable{Name: v.Key, Value: v.Value})
+		}
+	}
+	return list
 }
 
 // validPaths leaves out paths that no message of protobuf can have: no pattern of a text matches them either.
@@ -117,7 +136,8 @@ func unpack(packed []byte) ([]string, error) {
 // read returns the pipeline of a request, and the files of the project as far as they are listed.
 func read(asked *pb.SubmitPipelineRequest) (p *whole.Pipeline, listed []string, err error) {
 	from := asked.GetSource()
-	if from.GetFormat() != string(standalone.GitLabCI) {
+	format := standalone.Format(from.GetFormat())
+	if format != standalone.GitLabCI && format != standalone.GitHub {
 		return nil, nil, fmt.Errorf("%.160s: %w", from.GetName(), errFormat)
 	}
 	known := &answers.Set{
@@ -135,8 +155,8 @@ func read(asked *pb.SubmitPipelineRequest) (p *whole.Pipeline, listed []string, 
 		return nil, nil, err
 	}
 	src := standalone.Source{
-		Name: from.GetName(), Text: from.GetText(), Format: standalone.GitLabCI, WorkDir: from.GetDirectory(),
-		Inputs: from.GetInputs(), Answers: known, Elsewhere: true,
+		Name: from.GetName(), Text: from.GetText(), Format: format, WorkDir: from.GetDirectory(),
+		Inputs: from.GetInputs(), Answers: known, Elsewhere: true, NoFiles: asked.GetProject() == "",
 	}
 	for _, v := range asked.GetOptions().GetVariables() {
 		src.Vars = append(src.Vars, engine.Variable{
@@ -144,9 +164,18 @@ func read(asked *pb.SubmitPipelineRequest) (p *whole.Pipeline, listed []string, 
 		})
 	}
 	for _, v := range from.GetPredefined() {
-		src.Predefined = append(src.Predefined, gitlabci.Variable{Name: v.GetName(), Value: v.GetValue()})
+		if format == standalone.GitHub {
+			src.Vars = append(src.Vars, engine.Variable{Key: v.GetName(), Value: v.GetValue()})
+		} else {
+			src.Predefined = append(src.Predefined, gitlabci.Variable{Name: v.GetName(), Value: v.GetValue()})
+		}
 	}
-	if p, err = gitlabpipeline.Read(src); err != nil {
+	if format == standalone.GitHub {
+		p, _, err = githubpipeline.Read(src)
+	} else {
+		p, err = gitlabpipeline.Read(src)
+	}
+	if err != nil {
 		return nil, nil, err
 	}
 	if err := Choose(p, src.Name, asked.GetChoice()); err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
 	"github.com/stepmux/stepmux/internal/standalone/managed"
+	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
 // write makes files in a new directory.
@@ -70,7 +71,7 @@ branch: {script: [":"], rules: [{if: $CI_COMMIT_BRANCH == "main" && $CI_PROJECT_
 child: {trigger: {include: /child.yml, strategy: depend}}
 `),
 	}
-	source, p, err := managed.Source(src)
+	source, p, _, err := managed.Source(src)
 	require.NoError(t, err)
 	require.Len(t, p.Left, 2)
 	require.NoError(t, os.RemoveAll(dir))
@@ -90,7 +91,7 @@ func TestASubmitterSeesMistakesFirst(t *testing.T) {
 		"a: {script: [\":\"], needs: [b]}":                  ".gitlab-ci.yml:1:",
 		"a: {trigger: group/other}":                         "",
 	} {
-		_, p, err := managed.Source(standalone.Source{
+		_, p, _, err := managed.Source(standalone.Source{
 			Name: ".gitlab-ci.yml", Format: standalone.GitLabCI, WorkDir: t.TempDir(), Text: []byte(text), Elsewhere: true,
 		})
 		if wanted == "" {
@@ -100,6 +101,54 @@ func TestASubmitterSeesMistakesFirst(t *testing.T) {
 		}
 		require.ErrorContains(t, err, wanted)
 	}
-	_, _, err := managed.Source(standalone.Source{Name: "w.yml", Format: standalone.GitHub})
-	require.ErrorContains(t, err, "a workflow of GitHub runs by stepmux local")
+	_, _, _, err := managed.Source(standalone.Source{Name: "s.yml", Format: standalone.Steps})
+	require.ErrorContains(t, err, "a manager runs the pipeline of a .gitlab-ci.yml")
+}
+
+// The run of a workflow is the same each time that a manager reads it: its event, its ID and the workflows that it
+// calls.
+func TestAManagerPlansAWorkflowAsTheSubmitterHasReadIt(t *testing.T) {
+	dir := write(t, map[string]string{
+		".github/workflows/c.yml": "on: {workflow_call: }\njobs: {x: {steps: [{run: 'true'}]}}\n",
+	})
+	src := standalone.Source{
+		Name: "ci.yml", Format: standalone.GitHub, WorkDir: dir, Elsewhere: true, Event: "pull_request",
+		Vars: []engine.Variable{{Key: "TOKEN", Value: "geheim", Masked: true}},
+		Predefined: []gitlabci.Variable{
+			{Name: "CI_COMMIT_BRANCH", Value: "topic"}, {Name: "CI_COMMIT_SHA", Value: "0123"},
+		},
+		Text: []byte(`
+on: [push, pull_request]
+concurrency: ${{ github.event_name }} ${{ github.head_ref }} ${{ github.run_id }}
+jobs:
+  a: {steps: [{uses: actions/checkout@v4}]}
+  c: {uses: ./.github/workflows/c.yml}
+  gone: {uses: ./.github/workflows/gone.yml}
+`),
+	}
+	source, p, _, err := managed.Source(src)
+	require.NoError(t, err)
+	require.Regexp(t, "^pull_request topic [0-9]+$", p.Group)
+	require.NoError(t, os.RemoveAll(dir))
+	for _, v := range source.GetPredefined() {
+		require.NotEqual(t, "TOKEN", v.GetName(), "it is an option of the request")
+	}
+	choice := &pb.PipelineChoice{Skip: []string{"gone"}}
+	req := &pb.SubmitPipelineRequest{Source: source, Choice: choice, Project: "sha256:0"}
+	for range 2 {
+		require.Equal(t, "a waiting, c waiting, gone left out", shown(t, req))
+	}
+	req.Choice = nil
+	_, err = managed.Pipelines{}.Read(req)
+	require.ErrorContains(t, err, "there is no workflow ./.github/workflows/gone.yml")
+
+	group := p.Group
+	p, err = managed.Read(req, choice)
+	require.NoError(t, err)
+	require.Equal(t, group, p.Group)
+	opened, err := p.Jobs[0].Open(nil, false, func(string) {})
+	require.NoError(t, err)
+	job, err := opened.Builds.Jobs[0].Prepare(nil)
+	require.NoError(t, err)
+	require.Contains(t, job.Steps, `"in_project":true`, "a checkout uses the files of the project")
 }

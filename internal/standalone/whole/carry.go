@@ -87,11 +87,14 @@ func (c *carrier) Carry(ctx context.Context, node, attempt int) pipeline.Result 
 	switch {
 	case job.Open != nil:
 		return c.open(ctx, node)
-	case job.Group == "":
+	case job.Group == "", c.cfg.Lock != nil && job.Trigger != nil:
 		return run(ctx)
 	}
 	if job.Group == c.group || slices.Contains(c.held, job.Group) {
 		return pipeline.Result{As: pipeline.Cancelled, Why: waitsForItself, ExitCode: exitInvalid}
+	}
+	if c.cfg.Lock != nil { // attempt takes it
+		return run(ctx)
 	}
 	own, leave, err := c.enter(ctx, job.Group, job.CancelInProgress, errNewerJob, c.teller(node))
 	if err != nil {
@@ -115,7 +118,11 @@ func replaced(r pipeline.Result) pipeline.Result {
 
 // attempt waits for the lock of a job and for a slot, and carries the job out.
 func (c *carrier) attempt(ctx context.Context, node, number int) pipeline.Result {
-	if lock := c.pipeline.Jobs[node].Lock; lock != "" {
+	lock := c.pipeline.Jobs[node].Lock
+	if group := c.pipeline.Jobs[node].Group; group != "" && c.cfg.Lock != nil {
+		lock = "group " + group
+	}
+	if lock != "" {
 		take := func() (func(), error) { return c.lock(ctx, lock, c.teller(node)) }
 		if c.cfg.Lock != nil {
 			take = func() (func(), error) { return c.cfg.Lock(ctx, lock, c.name(node), number, c.teller(node)) }
