@@ -22,8 +22,8 @@ import (
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
 
-// countingPipeline is a pipeline whose jobs append lines to a ledger. Some share a cache, and fail if it is not whole. If
-// the key begins with w, it is a workflow.
+// countingPipeline is a pipeline whose jobs append lines to a ledger. Some share a cache, and fail if it is not whole.
+// If the key begins with w, it is a workflow.
 func countingPipeline(t *testing.T, key, ledger string) *pb.SubmitPipelineRequest {
 	t.Helper()
 	if strings.HasPrefix(key, "w") {

@@ -119,7 +119,6 @@ func (f *submitFlags) pipelineRequest(
 	if err := reader.ofProject(&src); err != nil {
 		return nil, nil, err
 	}
-	src.NoServices = true
 	if err := f.whole.event.applyTo(cmd, &src); err != nil {
 		return nil, nil, err
 	}
