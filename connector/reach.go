@@ -28,7 +28,7 @@ const (
 	// one as soon as its end of another is closed.
 	maxCarried = 128
 	// carried is the length of the largest message with bytes of a connection.
-	carried = 128 << 10
+	carried = 32<<10 - 64
 )
 
 // serveServices lets the job reach its services until stop is called, and adds their address to the job.

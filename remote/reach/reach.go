@@ -23,7 +23,7 @@ const (
 	// MaxConns bounds the connections of a build at a time. Further ones wait.
 	MaxConns = 64
 	// piece is the length of the largest message with bytes of a connection.
-	piece = 128 << 10
+	piece = 32<<10 - 64
 )
 
 // errReplaced ends a Listen when a later one begins.
