@@ -117,7 +117,7 @@ func (r *reaching) carry(ctx context.Context, number int64) {
 	defer end()
 	stream, err := r.rpc.Carry(ctx)
 	if err != nil {
-		return // the step runner closes the connection with its Listen
+		return // the step runner announces it to the next Listen, or closes it at its end
 	}
 	if err := stream.Send(&pb.CarryRequest{Connection: number}); err != nil {
 		return

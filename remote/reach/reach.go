@@ -8,7 +8,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -67,6 +69,10 @@ func (s *Server) Close() {
 	if s.listener != nil {
 		_ = s.listener.Close()
 	}
+	for number, conn := range s.waiting {
+		s.closeConn(conn)
+		delete(s.waiting, number)
+	}
 	s.mu.Unlock()
 	s.wg.Wait()
 }
@@ -92,11 +98,12 @@ func (s *Server) Listen(_ *pb.ListenRequest, stream grpc.ServerStreamingServer[p
 	if err := stream.Send(&pb.ListenResponse{Address: listener.Addr().String()}); err != nil {
 		return err
 	}
-	stop := context.AfterFunc(ctx, func() { _ = listener.SetDeadline(time.Unix(1, 0)) })
-	defer func() {
-		stop()
-		s.drop()
-	}()
+	defer context.AfterFunc(ctx, func() { _ = listener.SetDeadline(time.Unix(1, 0)) })()
+	for _, number := range s.left() {
+		if err := stream.Send(&pb.ListenResponse{Connection: number}); err != nil {
+			return err
+		}
+	}
 	for {
 		select {
 		case s.slots <- struct{}{}:
@@ -144,14 +151,11 @@ func (s *Server) add(conn net.Conn) int64 {
 	return s.number
 }
 
-// drop closes the connections that nobody has taken.
-func (s *Server) drop() {
+// left returns the numbers of the connections that nobody has taken, as when the announcement was lost.
+func (s *Server) left() []int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for number, conn := range s.waiting {
-		s.closeConn(conn)
-		delete(s.waiting, number)
-	}
+	return slices.Sorted(maps.Keys(s.waiting))
 }
 
 // take returns a connection, which closeConn closes.
