@@ -164,7 +164,7 @@ func (f *wholeFlags) config(
 	show.watchLines(stages.lines)
 	single := len(p.Jobs)+len(p.Left) == 1 && p.Jobs[0].Trigger == nil
 	of = whole.Config{
-		Config: cfg, Files: files, Slots: f.jobs, Resume: f.resume, WithTests: f.tests != "",
+		Config: cfg, Files: files, Slots: f.jobs, Resume: f.resume, WithTests: f.tests != "", Masked: map[string]string{},
 		Name: filepath.Join(cfg.WorkDir, src.Name), Say: note,
 		Output: func(job string) (stdout, stderr io.Writer, end func()) {
 			out, errs := show.text(termtext.Line(job)), show.text(termtext.Line(job))
@@ -180,7 +180,7 @@ func (f *wholeFlags) config(
 	}
 	for _, v := range src.Vars {
 		if v.Masked {
-			of.Masked = append(of.Masked, v.Key)
+			of.Masked[v.Key] = v.Value
 		}
 	}
 	if base, err := os.UserCacheDir(); err == nil {

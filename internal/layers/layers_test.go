@@ -211,6 +211,7 @@ var allowed = map[string][]string{
 	"internal/standalone/whole": {
 		"internal/standalone", "internal/standalone/whole/carry", "pipeline", "remote/archive", "internal/rmtree",
 		"internal/boundedfile", "internal/filelock", "internal/pause", "remote/jobcache", "remote/step/lang",
+		"remote/step/mask",
 	},
 	"internal/standalone/whole/carry": {
 		"internal/standalone", "remote/archive", "internal/rmtree", "internal/boundedfile", "remote/jobcache",

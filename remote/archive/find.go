@@ -176,7 +176,7 @@ func (f *finder) warnOutside() {
 		f.Warn(fmt.Sprintf("left out %d symbolic links that lead out of the directory, as %s", n, f.outside[0]))
 	default:
 		f.Warn(fmt.Sprintf("%d symbolic links lead outside of the project's directory, as %s: they are archived as links. "+
-			"artifacts-downloader unpacks them only with STEPMUX_OUTSIDE_LINKS=true", n, f.outside[0]))
+			"Artifacts with such links are unpacked only with STEPMUX_OUTSIDE_LINKS=true", n, f.outside[0]))
 	}
 }
 

@@ -350,6 +350,32 @@ func TestASweepFollowsNoLinkAndWaitsForNoPipe(t *testing.T) {
 
 // Symptoms: a signal did not end the removal of many large caches. A directory without permissions in a cache, which
 // another job had put there, was never removed.
+// Symptom: what a save that was killed had written stayed as long as its cache was used.
+func TestASweepRemovesFilesOfSavesThatWereKilled(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	cache := filepath.Join(dir, "project", "key")
+	require.NoError(t, os.MkdirAll(cache, 0o700))
+	old, files := time.Now().Add(-25*time.Hour), []string{
+		filepath.Join(cache, "cache.zip"), filepath.Join(cache, ".cache.zip.part-2"), filepath.Join(cache, ".cache.zip.part-1"),
+		filepath.Join(dir, "project", ".artifacts-1"),
+	}
+	for i, file := range files {
+		require.NoError(t, os.WriteFile(file, nil, 0o600))
+		if i != 1 {
+			require.NoError(t, os.Chtimes(file, old, old))
+		}
+	}
+	Sweep(t.Context(), dir)
+	for i, file := range files {
+		if i < 2 {
+			require.FileExists(t, file)
+		} else {
+			require.NoFileExists(t, file)
+		}
+	}
+}
+
 func TestASweepRemovesAllOfACacheUntilItsContextEnds(t *testing.T) {
 	caches := t.TempDir()
 	unused := filepath.Join(caches, "1", "unused")

@@ -16,6 +16,7 @@ import (
 	"github.com/stepmux/stepmux/internal/standalone/whole/carry"
 	"github.com/stepmux/stepmux/pipeline"
 	"github.com/stepmux/stepmux/remote/archive"
+	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
 // Config says how a pipeline runs.
@@ -39,8 +40,9 @@ type Config struct {
 	// Resume asks for the earlier run of this name: jobs that succeeded there do not run, and others get their artifacts
 	// and values. The error is [ErrNothingToResume] if there is no such run, or if its pipeline was another one.
 	Resume bool
-	// Masked are the names of the masked variables. A run that is resumed must have those of the earlier one.
-	Masked []string
+	// Masked are the masked variables. Say gets no text with a value, as the key of a cache may have. A run that is
+	// resumed must have those of the earlier one.
+	Masked map[string]string
 	// CachesDir is the directory with the caches of the project, and StateDir the one for the results of its runs and
 	// the locks of its jobs. Both are DIR/PROJECT; what is in them is removed after 30 days without a use. Without
 	// CachesDir there are no caches. Without StateDir a run cannot be resumed, and locks hold in this run only.
@@ -90,6 +92,7 @@ func Run(ctx, abort context.Context, p *Pipeline, cfg Config) (report *Report, e
 	if err := Check(p); err != nil {
 		return nil, err
 	}
+	cfg.Say = masking(cfg)
 	r := &runner{
 		cfg: cfg, abort: abort, told: map[string]bool{}, reports: map[string]*Report{}, group: p.Group,
 		slots: make(chan struct{}, max(cfg.Slots, 1)),
@@ -250,6 +253,15 @@ func (r *runner) carryOut(
 		},
 	})
 	return c, end, nil
+}
+
+// masking returns the Say of cfg, for texts that may have values of masked variables.
+func masking(cfg Config) func(string) {
+	var secrets mask.Set
+	for _, value := range cfg.Masked {
+		_ = secrets.Add(value) // a job tells of one that is too short
+	}
+	return func(text string) { cfg.Say(secrets.Mask(text)) }
 }
 
 // notices says the notices of a job, each text once.

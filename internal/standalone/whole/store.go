@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -92,10 +93,10 @@ func openStore(ctx context.Context, digest string, cfg Config) (_ *store, err er
 			s.release()
 		}
 	}()
-	now := time.Now()
+	now, masked := time.Now(), slices.Sorted(maps.Keys(cfg.Masked))
 	_ = os.Chtimes(dir, now, now) // for Sweep
 	if cfg.Resume {
-		err = s.read(digest, cfg.Masked)
+		err = s.read(digest, masked)
 	} else {
 		err = s.clear()
 	}
@@ -111,7 +112,7 @@ func openStore(ctx context.Context, digest string, cfg Config) (_ *store, err er
 		_, err = s.log.WriteString("\n") // ends a line that is not complete
 		return s, err
 	}
-	return s, errors.Join(s.write(header{digest, cfg.Masked}), s.writeStamps(cfg))
+	return s, errors.Join(s.write(header{digest, masked}), s.writeStamps(cfg))
 }
 
 // claimable makes the directory of a store.
