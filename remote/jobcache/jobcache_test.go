@@ -357,7 +357,8 @@ func TestASweepRemovesFilesOfSavesThatWereKilled(t *testing.T) {
 	cache := filepath.Join(dir, "project", "key")
 	require.NoError(t, os.MkdirAll(cache, 0o700))
 	old, files := time.Now().Add(-25*time.Hour), []string{
-		filepath.Join(cache, "cache.zip"), filepath.Join(cache, ".cache.zip.part-2"), filepath.Join(cache, ".cache.zip.part-1"),
+		filepath.Join(cache, "cache.zip"), filepath.Join(cache, ".cache.zip.part-2"),
+		filepath.Join(cache, ".cache.zip.part-1"),
 		filepath.Join(dir, "project", ".artifacts-1"),
 	}
 	for i, file := range files {
