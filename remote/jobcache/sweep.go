@@ -25,10 +25,10 @@ func use(file string) {
 	_ = os.Chtimes(filepath.Dir(file), now, now) // a cache that is not there has none
 }
 
-// Sweep removes the caches in dir, as PROJECT/CACHE, that have not been used for keepUnused, the directories of projects
-// that have been empty for so long, and files of saves that were killed. It stops when ctx ends. It ignores errors,
-// because another job may do the same. A job may have put links and pipes there, or a link in place of dir. Sweep
-// follows no link: the job that saves may have files that the other job cannot reach.
+// Sweep removes the caches in dir, as PROJECT/CACHE, that have not been used for keepUnused, the directories of
+// projects that have been empty for so long, and files of saves that were killed. It stops when ctx ends. It ignores
+// errors, because another job may do the same. A job may have put links and pipes there, or a link in place of dir.
+// Sweep follows no link: the job that saves may have files that the other job cannot reach.
 func Sweep(ctx context.Context, dir string) {
 	older := func(in *os.Root, name string, age time.Duration) bool {
 		info, err := in.Lstat(name)
