@@ -8,9 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
-	"slices"
 	"sync"
 	"time"
 
@@ -152,10 +150,13 @@ func (s *Server) add(conn net.Conn) int64 {
 }
 
 // left returns the numbers of the connections that nobody has taken, as when the announcement was lost.
-func (s *Server) left() []int64 {
+func (s *Server) left() (numbers []int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.Sorted(maps.Keys(s.waiting))
+	for number := range s.waiting {
+		numbers = append(numbers, number)
+	}
+	return numbers
 }
 
 // take returns a connection, which closeConn closes.
