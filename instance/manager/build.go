@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/buildlog"
 	"github.com/stepmux/stepmux/connector/files"
@@ -133,9 +135,7 @@ func (m *Manager) attempt(b *build, e *instance.Executor) (again bool) {
 	if known == nil {
 		known = resultOf(err, b.kept().Canceled)
 		m.noteFiles(b, known)
-		if b.outputs != nil && b.asked.GetPipeline() != nil { // before its end: then the next job asks for them
-			m.keepTrying("keep its outputs", b, func() error { return m.store.KeepOutputs(m.life, b.ID, b.outputs) })
-		}
+		known = m.keepOutputs(b, known) // before its end: then the next job asks for them
 		if b.traceErr != nil {
 			m.remark(b, b.log.State(), fmt.Sprintf("there is no trace: %v", b.traceErr))
 		}
@@ -150,6 +150,24 @@ func (m *Manager) attempt(b *build, e *instance.Executor) (again bool) {
 	}
 	m.end(b, e, known, err)
 	return false
+}
+
+// keepOutputs keeps the outputs of a build of a pipeline, and returns its result: a build whose outputs are too large for
+// the store has failed.
+func (m *Manager) keepOutputs(b *build, known *state.Result) *state.Result {
+	size, most := proto.Size(b.outputs), m.store.MaxRequest
+	switch {
+	case b.outputs == nil || b.asked.GetPipeline() == nil:
+	case size <= most:
+		m.keepTrying("keep its outputs", b, func() error { return m.store.KeepOutputs(m.life, b.ID, b.outputs) })
+	case known.Reason == "":
+		failed := *known
+		failed.Reason, failed.ExitCode = string(instance.ScriptFailure), 1
+		failed.Message = fmt.Sprintf("the outputs of the job have %d bytes, at most %d can be kept: make them smaller, or "+
+			"set max_payload of the NATS servers to 8MB", size, most)
+		return &failed
+	}
+	return known
 }
 
 // maxAttempts is how often a build that was lost runs again.

@@ -53,6 +53,9 @@ func (m *Manager) Readers(t *testing.T) int {
 	return m.stream(t, "STEPMUX_LOGS").CachedInfo().State.Consumers
 }
 
+// BoundRequests bounds requests, and outputs of builds, as a NATS server with a small max_payload does.
+func (m *Manager) BoundRequests(bytes int) { m.store.MaxRequest = bytes }
+
 // Requests returns how many requests the queue has.
 func (m *Manager) Requests(t *testing.T) uint64 {
 	t.Helper()

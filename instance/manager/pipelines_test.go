@@ -492,6 +492,30 @@ jobs:
 	require.Empty(t, m.m.KeptOutputs(t))
 }
 
+// Symptom: a NATS server with the max_payload that it has by itself takes no outputs of 1 MiB. Their build did not end.
+func TestABuildWhoseOutputsCannotBeKeptFails(t *testing.T) {
+	t.Parallel()
+	m := withPipelines(newFleet(t)).start(t)
+	m.m.BoundRequests(64 << 10)
+	source, _, _, err := managed.Source(standalone.Source{
+		Name: "w.yml", Format: standalone.GitHub, WorkDir: t.TempDir(), Elsewhere: true, Text: []byte(`
+on: push
+jobs:
+  a:
+    outputs: {o: "${{ steps.s.outputs.o }}"}
+    steps: [{id: s, run: 'printf "o=%0100000d\n" 1 >> "$GITHUB_OUTPUT"'}]
+`),
+	})
+	require.NoError(t, err)
+	ended := m.restOf(m.submitPipeline(&pb.SubmitPipelineRequest{Source: source}))
+	require.Equal(t, "failure", ended.GetStatus())
+	require.Empty(t, m.m.KeptOutputs(t))
+	builds, err := m.List(t.Context(), &pb.ListRequest{})
+	require.NoError(t, err)
+	require.Len(t, builds.GetBuilds(), 1)
+	require.Contains(t, builds.GetBuilds()[0].GetResult().GetMessage(), "at most 65536 can be kept")
+}
+
 // Of the jobs of a resource group one runs at a time, also if they are in several pipelines. A job that is cancelled
 // while it waits for its turn holds up no other.
 func TestAResourceGroupHoldsForAllPipelines(t *testing.T) {
