@@ -152,8 +152,8 @@ func (m *Manager) attempt(b *build, e *instance.Executor) (again bool) {
 	return false
 }
 
-// keepOutputs keeps the outputs of a build of a pipeline, and returns its result: a build whose outputs are too large for
-// the store has failed.
+// keepOutputs keeps the outputs of a build of a pipeline, and returns its result: a build whose outputs are too large
+// for the store has failed.
 func (m *Manager) keepOutputs(b *build, known *state.Result) *state.Result {
 	size, most := proto.Size(b.outputs), m.store.MaxRequest
 	switch {
