@@ -89,8 +89,8 @@ func (r *Report) each(prefix string) func(yield func(JobReport) bool) {
 	}
 }
 
-// Summaries returns the summaries of all jobs as one text in Markdown, each below the name of its job. It is empty if no
-// job has one.
+// Summaries returns the summaries of all jobs as one text in Markdown, each below the name of its job. It is empty if
+// no job has one.
 func (r *Report) Summaries() []byte {
 	var text []byte
 	for j := range r.each("") {
@@ -103,7 +103,8 @@ func (r *Report) Summaries() []byte {
 
 // inMarkdown makes the name of a job a text without markup.
 var inMarkdown = strings.NewReplacer(
-	"\n", " ", "\r", " ", `\`, `\\`, "`", "\\`", "*", `\*`, "_", `\_`, "<", `\<`, "[", `\[`, "#", `\#`, "&", `\&`, "!", `\!`,
+	"\n", " ", "\r", " ", `\`, `\\`, "`", "\\`", "*", `\*`, "_", `\_`, "<", `\<`, "[", `\[`, "#", `\#`,
+	"&", `\&`, "!", `\!`,
 )
 
 // The parts of a log in the form of SARIF that we write.
@@ -153,7 +154,8 @@ type (
 	}
 )
 
-// SARIF returns the annotations of all jobs as a log in the form of SARIF 2.1.0 (OASIS). version is that of this program.
+// SARIF returns the annotations of all jobs as a log in the form of SARIF 2.1.0 (OASIS). version is that of this
+// program.
 func (r *Report) SARIF(version string) ([]byte, error) {
 	run := sarifRun{Results: []sarifResult{}}
 	of := &run.Tool.Driver

@@ -22,7 +22,10 @@ func TestAnnotationsAsSARIF(t *testing.T) {
 		of   annotation.Annotation
 		want string
 	}{
-		{annotation.Annotation{Level: "notice", Message: "m", Title: "t"}, `{"ruleId":"t","level":"note","message":{"text":"m"},`},
+		{
+			annotation.Annotation{Level: "notice", Message: "m", Title: "t"},
+			`{"ruleId":"t","level":"note","message":{"text":"m"},`,
+		},
 		{annotation.Annotation{Level: "error", Message: "m"}, `{"ruleId":"error","level":"error","message":{"text":"m"},`},
 		{about("a:b %.go", 0, 0, 0, 0), `"artifactLocation":{"uri":"./a:b%20%25.go","uriBaseId":"%SRCROOT%"}}`},
 		{about("/tmp/x", 1, 0, 0, 0), `"artifactLocation":{"uri":"file:///tmp/x"},"region":{"startLine":1}}`},

@@ -132,7 +132,7 @@ on: [push, pull_request]
 concurrency: g
 permissions: {id-token: write, contents: read}
 jobs:
-  a: {needs: [], if: true, timeout-minutes: 1, permissions: {id-token: none}, colour: red, environment: x, steps: [{run: x}]}
+  a: {needs: [], if: true, timeout-minutes: 1, permissions: {id-token: no}, colour: red, environment: x, steps: [{run: x}]}
   b: {services: {db: {image: x}}, concurrency: x, strategy: {matrix: {a: [1]}}, steps: [{run: x}]}
   c: {uses: ./.github/workflows/other.yml, with: {a: 1}, secrets: inherit}
   d: {outputs: {x: y}, steps: [{uses: actions/cache/restore@v4}, {uses: a/b@v4}, {uses: actions/upload-artifact@v4}]}
@@ -148,8 +148,8 @@ jobs:
 	require.Equal(t, []string{"push", "pull_request"}, w.Events)
 	require.Equal(t, []string{
 		"w.yml:4: permissions has no effect: a token has the permissions that it was made with",
-		"w.yml:4: id-token has no effect: there is no OIDC service, so actions that ask for a token fail; give them a " +
-			"secret (--var NAME --mask NAME)",
+		"w.yml:4: id-token has no effect: there is no OIDC service, so getting a token fails; pass a secret " +
+			"(--var NAME --mask NAME)",
 	}, w.Notes())
 	require.Equal(t, []string{
 		"w.yml:6: permissions has no effect: a token has the permissions that it was made with",

@@ -58,7 +58,7 @@ var ignored = map[string]string{
 	"snapshot":          "there are no images of machines",
 	"timeout-minutes":   "the limit of the job is that of --timeout",
 	"continue-on-error": "no other job depends on this one",
-	"id-token": "there is no OIDC service, so actions that ask for a token fail; give them a secret (--var NAME --mask NAME)",
+	"id-token":          "there is no OIDC service, so getting a token fails; pass a secret (--var NAME --mask NAME)",
 	"run-name":          "", "name": "", "description": "", "runs-on": "", "cancel-timeout-minutes": "",
 }
 
