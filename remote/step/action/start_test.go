@@ -132,7 +132,7 @@ on: [push, pull_request]
 concurrency: g
 permissions: {id-token: write, contents: read}
 jobs:
-  a: {needs: [], if: true, timeout-minutes: 1, permissions: {id-token: no}, colour: red, environment: x, steps: [{run: x}]}
+  a: {needs: [], if: true, timeout-minutes: 1, permissions: {}, colour: red, environment: x, steps: [{run: x}]}
   b: {services: {db: {image: x}}, concurrency: x, strategy: {matrix: {a: [1]}}, steps: [{run: x}]}
   c: {uses: ./.github/workflows/other.yml, with: {a: 1}, secrets: inherit}
   d: {outputs: {x: y}, steps: [{uses: actions/cache/restore@v4}, {uses: a/b@v4}, {uses: actions/upload-artifact@v4}]}
