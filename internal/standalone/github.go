@@ -41,7 +41,7 @@ func readGitHub(src Source) (*Job, error) {
 	if err != nil {
 		return nil, err
 	}
-	j.Notices = notes
+	j.Notices = append(j.Notices, notes...)
 	return j, nil
 }
 
@@ -81,7 +81,8 @@ func gitHubJob(src Source, job *action.Job, run gitHubRun) (*Job, error) {
 	if src.InContainer {
 		inputs["in_container"] = true
 		var err error
-		if given.Container, given.Env, err = job.Container(run.matrix, run.inputs, run.needs, src.Vars); err != nil {
+		given.Container, given.Env, given.Notices, err = job.Container(run.matrix, run.inputs, run.needs, src.Vars)
+		if err != nil {
 			return nil, err
 		}
 	}
