@@ -69,21 +69,22 @@ run: []
 
 func TestAMistakeInTheImageOfAJobHasItsPlace(t *testing.T) {
 	for text, want := range map[string]string{
-		"image: ''\n":                                           "job.yml:1:8: the image has no name",
-		"image:\n  named: a\n":                                  `job.yml:2:3: unknown key "named", did you mean "name"?`,
-		"image: [a]\n":                                          "job.yml:1:8: image must be a text",
-		"image: a\nservices: b\n":                               "job.yml:2:11: services must be a list, not a text",
-		"image: {named: a, xy: b}\n":                            `job.yml:1:9: unknown key "named", did you mean "name"?`,
-		"image: {zzzzz: a}\n":                                   `unknown key "zzzzz"; image has docker, entrypoint, name, pull_policy`,
-		"image: {name: a, name: b}\n":                           `job.yml:1:18: the key "name" is given twice`,
-		"services: [{alias: a}]\n":                              "job.yml:1:12: a service has no image",
-		"image: {name: a, pull_policy: no}\n":                   `job.yml:1:31: pull_policy "no": use one of`,
-		"a: 1\rimage: x\rb: 2":                                  `the character "\r", which YAML takes for the end of a line`,
-		"name: \"a\u2028b\"\nimage: x\nb: 2\n":                  `the character "\u2028", which YAML takes`,
+		"image: ''\n":                          "job.yml:1:8: the image has no name",
+		"image:\n  named: a\n":                 `job.yml:2:3: unknown key "named", did you mean "name"?`,
+		"image: [a]\n":                         "job.yml:1:8: image must be a text",
+		"image: a\nservices: b\n":              "job.yml:2:11: services must be a list, not a text",
+		"image: {named: a, xy: b}\n":           `job.yml:1:9: unknown key "named", did you mean "name"?`,
+		"image: {zzzzz: a}\n":                  `unknown key "zzzzz"; image has docker, entrypoint, name, pull_policy`,
+		"image: {name: a, name: b}\n":          `job.yml:1:18: the key "name" is given twice`,
+		"services: [{alias: a}]\n":             "job.yml:1:12: a service has no image",
+		"image: {name: a, pull_policy: no}\n":  `job.yml:1:31: pull_policy "no": use one of`,
+		"a: 1\rimage: x\rb: 2":                 `the character "\r", which YAML takes for the end of a line`,
+		"name: \"a\u2028b\"\nimage: x\nb: 2\n": `the character "\u2028", which YAML takes`,
+		"{image: a, run: []}\n":                "job.yml:1:2: image: write each key of the job on a line of its own",
+
 		"services: [{name: a, healthcheck: {timeout: x}}]\n":    `the time "x" is not valid`,
 		"services: [{name: a, healthcheck: {interval: -1s}}]\n": "the health check has the time -1s",
 		"services: [{name: a, healthcheck: {retries: many}}]\n": `retries is a number, not "many"`,
-		"{image: a, run: []}\n":                                 "job.yml:1:2: image: write each key of the job on a line of its own",
 	} {
 		_, _, err := place.FromJob("job.yml", []byte(text))
 		require.ErrorContains(t, err, want, text)
