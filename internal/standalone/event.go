@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -40,6 +41,9 @@ func gitHubVars(src Source, inputs map[string]any) ([]engine.Variable, error) {
 		if value != "" && variable(vars, name) == "" {
 			vars = append(vars, engine.Variable{Key: name, Value: value})
 		}
+	}
+	if variable(vars, "CI_PROJECT_PATH") == "" {
+		set("GITHUB_REPOSITORY", cmp.Or(src.predefined("CI_PROJECT_PATH"), "local/"+localName(src.WorkDir)))
 	}
 	if src.Event == "" && len(inputs) == 0 || variable(vars, eventVariable) != "" {
 		set(eventNameVariable, src.Event)
@@ -149,7 +153,18 @@ func pushed(payload map[string]any, vars []engine.Variable, src Source) {
 	}
 	payload["after"], payload["head_commit"], payload["commits"] = sha, commit, []any{commit}
 	payload["created"], payload["deleted"], payload["forced"] = false, false, false
-	if repository, ok := payload["repository"].(map[string]string); ok {
+	if repository := under(payload, "repository"); repository != nil {
 		repository["default_branch"] = src.predefined("CI_DEFAULT_BRANCH")
 	}
+}
+
+// localName returns the name of a directory in the form of a repository's name.
+func localName(dir string) string {
+	name := strings.Map(func(c rune) rune {
+		if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '.' || c == '_' {
+			return c
+		}
+		return '-'
+	}, filepath.Base(dir))
+	return cmp.Or(strings.Trim(name, ".-"), "project")
 }

@@ -2,6 +2,7 @@ package standalone
 
 import (
 	"encoding/json"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -26,7 +27,7 @@ var commitVars = []gitlabci.Variable{
 // described returns the variables that describe the event of a workflow, and its payload.
 func described(t *testing.T, src Source) (vars map[string]string, payload map[string]any) {
 	t.Helper()
-	src.Name, src.Format, src.WorkDir = "w.yml", GitHub, t.TempDir()
+	src.Name, src.Format, src.WorkDir = "w.yml", GitHub, filepath.Join(t.TempDir(), "my projéct")
 	w, err := ReadWorkflow(src)
 	require.NoError(t, err)
 	vars = map[string]string{}
@@ -46,6 +47,11 @@ func TestEventOfAWorkflowIsMadeFromTheCommit(t *testing.T) {
 	require.NotEmpty(t, vars["GITHUB_RUN_ID"])
 	require.Equal(t, "refs/heads/topic", push["ref"])
 	require.Equal(t, "0123abcd", push["after"])
+	require.Equal(t, "local/my-proj-ct", vars["GITHUB_REPOSITORY"])
+	require.Equal(t, map[string]any{
+		"full_name": "local/my-proj-ct", "name": "my-proj-ct", "owner": map[string]any{"login": "local", "name": "local"},
+		"default_branch": "trunk",
+	}, push["repository"])
 	require.Equal(t, "trunk", under(push, "repository")["default_branch"])
 	require.Equal(t, "Title\n\nText", under(push, "head_commit")["message"])
 	require.Equal(t, map[string]any{"name": "Ann", "email": "ann@x.test"}, under(under(push, "head_commit"), "author"))
@@ -63,7 +69,18 @@ func TestEventOfAWorkflowIsMadeFromTheCommit(t *testing.T) {
 	}
 
 	text := "on: {workflow_dispatch: {inputs: {n: {type: number, default: 2}}}}" + jobs
-	vars, manual := described(t, Source{Text: []byte(text), Inputs: map[string]string{"n": "3"}})
+	project := []gitlabci.Variable{{Name: "CI_PROJECT_PATH", Value: "o/r"}}
+	vars, manual := described(t, Source{
+		Text: []byte(text), Inputs: map[string]string{"n": "3"}, Predefined: project,
+	})
+	require.Equal(t, "o/r", vars["GITHUB_REPOSITORY"])
+	require.Equal(t, "r", under(manual, "repository")["name"])
+	for _, name := range []string{"GITHUB_REPOSITORY", "CI_PROJECT_PATH"} {
+		_, named := described(t, Source{
+			Text: []byte(text), Vars: []engine.Variable{{Key: name, Value: "a/b"}}, Predefined: project,
+		})
+		require.Equal(t, "a/b", under(named, "repository")["full_name"])
+	}
 	require.Equal(t, "workflow_dispatch", vars["GITHUB_EVENT_NAME"])
 	require.Equal(t, map[string]any{"n": "3"}, manual["inputs"])
 }
