@@ -92,7 +92,12 @@ func gitHubJob(src Source, job *action.Job, run gitHubRun) (*Job, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", src.Name, err)
 	}
-	def, err := lang.ParseCalled(src.Name, steps)
+	if isSent := src.Elsewhere || src.Answers != nil || src.InContainer; isSent && len(steps) > lang.MaxText {
+		return nil, fmt.Errorf("%s: the job %.64q: the workflow, its inputs, and the outputs of the jobs that the job needs "+
+			"have %d bytes together; a step runner takes %d MiB: make the outputs smaller, or use artifacts", src.Name,
+			job.Name, len(steps), lang.MaxText>>20)
+	}
+	def, err := lang.ParseKept(src.Name, string(steps))
 	if err != nil {
 		return nil, err
 	}

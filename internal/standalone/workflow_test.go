@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
+	"github.com/stepmux/stepmux/remote/step/action"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
@@ -83,6 +84,26 @@ func TestEventOfAWorkflowIsMadeFromTheCommit(t *testing.T) {
 	}
 	require.Equal(t, "workflow_dispatch", vars["GITHUB_EVENT_NAME"])
 	require.Equal(t, map[string]any{"n": "3"}, manual["inputs"])
+}
+
+// Symptom: a job whose needs had large outputs did not run here, and on VMs the error spoke of scripts.
+func TestOutputsOfNeedsMayBeLong(t *testing.T) {
+	for _, elsewhere := range []bool{false, true} {
+		w, err := ReadWorkflow(Source{
+			Name: "w.yml", Format: GitHub, Elsewhere: elsewhere,
+			Text: []byte("on: push\njobs: {a: {outputs: {o: x}, steps: [{run: x}]}, b: {needs: a, steps: [{run: x}]}}"),
+		})
+		require.NoError(t, err)
+		v := w.Values(map[string]action.Outcome{
+			"a": {Result: action.Succeeded, Outputs: map[string]string{"o": strings.Repeat("x", 2<<20)}},
+		}, false)
+		_, err = w.Compile(w.Job("b"), v, &action.Build{})
+		if !elsewhere {
+			require.NoError(t, err)
+			continue
+		}
+		require.ErrorContains(t, err, `w.yml: the job "b": the workflow, its inputs, and the outputs of the jobs that `)
+	}
 }
 
 func TestEventOfAWorkflowCanBeGiven(t *testing.T) {
