@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os/user"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -44,6 +45,10 @@ func gitHubVars(src Source, inputs map[string]any) ([]engine.Variable, error) {
 	}
 	if variable(vars, "CI_PROJECT_PATH") == "" {
 		set("GITHUB_REPOSITORY", cmp.Or(src.predefined("CI_PROJECT_PATH"), "local/"+localName(src.WorkDir)))
+	}
+	if variable(vars, "GITLAB_USER_LOGIN") == "" { // actions make commits in the name of the actor
+		set("GITHUB_ACTOR", actor())
+		set("GITHUB_TRIGGERING_ACTOR", variable(vars, "GITHUB_ACTOR"))
 	}
 	if src.Event == "" && len(inputs) == 0 || variable(vars, eventVariable) != "" {
 		set(eventNameVariable, src.Event)
@@ -156,6 +161,14 @@ func pushed(payload map[string]any, vars []engine.Variable, src Source) {
 	if repository := under(payload, "repository"); repository != nil {
 		repository["default_branch"] = src.predefined("CI_DEFAULT_BRANCH")
 	}
+}
+
+// actor returns the name of this user.
+func actor() string {
+	if u, err := user.Current(); err == nil && u.Username != "" {
+		return u.Username
+	}
+	return "local"
 }
 
 // localName returns the name of a directory in the form of a repository's name.

@@ -49,6 +49,8 @@ func TestEventOfAWorkflowIsMadeFromTheCommit(t *testing.T) {
 	require.Equal(t, "refs/heads/topic", push["ref"])
 	require.Equal(t, "0123abcd", push["after"])
 	require.Equal(t, "local/my-proj-ct", vars["GITHUB_REPOSITORY"])
+	require.NotEmpty(t, vars["GITHUB_ACTOR"])
+	require.Equal(t, vars["GITHUB_ACTOR"], vars["GITHUB_TRIGGERING_ACTOR"])
 	require.Equal(t, map[string]any{
 		"full_name": "local/my-proj-ct", "name": "my-proj-ct", "owner": map[string]any{"login": "local", "name": "local"},
 		"default_branch": "trunk",
