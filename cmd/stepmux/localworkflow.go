@@ -9,7 +9,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/stepmux/stepmux/internal/standalone"
-	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
 // noWorkflow are the flags of a whole pipeline that have no meaning for a workflow, with the reasons.
@@ -51,9 +50,6 @@ func workflowEvent(src *standalone.Source, text string, stdin io.Reader) (err er
 	}
 	if src.Payload, err = standalone.ReadFile(file, stdin); err != nil {
 		return fmt.Errorf("--event: %w", err)
-	}
-	if len(src.Payload) > lang.MaxText {
-		return fmt.Errorf("--event: %s: the payload has more than %d MiB", file, lang.MaxText>>20)
 	}
 	if err := standalone.CheckPayload(src.Payload); err != nil {
 		return fmt.Errorf("--event: %s: %w", file, err)

@@ -22,14 +22,15 @@ type Service struct {
 	Entrypoint, Command []string
 	// Env is added to the image's environment, as KEY=VALUE.
 	Env []string
-	// Health is its health check. If nil, a container has that of its image, and a pod's none.
+	// Health is its health check. If nil, a container has that of its image; in a pod nothing checks it.
 	Health *Health
 }
 
 // Health is a health check of a service, as the HEALTHCHECK of a Dockerfile describes it. In a pod it is a readiness
 // probe, with whole seconds.
 type Health struct {
-	// Test is a command line for /bin/sh in the service's container. If empty, that of the image; a pod has none then.
+	// Test is a command line for /bin/sh in the service's container. If empty, that of the image, or in a pod no
+	// check.
 	Test string
 	// Disabled says that there is no health check, also if the image has one.
 	Disabled bool

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stepmux/stepmux/remote/step/action"
 	"github.com/stepmux/stepmux/remote/step/engine"
+	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
 // The names of the variables that describe the event of a workflow.
@@ -97,6 +98,9 @@ func readPayload(text []byte) (map[string]any, error) {
 	payload := map[string]any{}
 	if text == nil {
 		return payload, nil
+	}
+	if len(text) > lang.MaxText {
+		return nil, fmt.Errorf("the payload of the event has more than %d MiB", lang.MaxText>>20)
 	}
 	if err := json.Unmarshal(text, &payload); err != nil {
 		return nil, fmt.Errorf("the payload of the event is not valid: %w", err)

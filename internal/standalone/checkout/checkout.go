@@ -72,8 +72,8 @@ func Contains(dir string) bool {
 // Variables returns CI_COMMIT_SHA, CI_COMMIT_SHORT_SHA, CI_COMMIT_BRANCH or CI_COMMIT_TAG, CI_COMMIT_REF_NAME,
 // CI_COMMIT_REF_SLUG, CI_COMMIT_MESSAGE, CI_COMMIT_TITLE, CI_COMMIT_DESCRIPTION, CI_COMMIT_AUTHOR, CI_COMMIT_TIMESTAMP
 // and CI_DEFAULT_BRANCH of the commit that is checked out in dir, an absolute path, and CI_PROJECT_PATH,
-// CI_PROJECT_NAMESPACE and CI_PROJECT_ROOT_NAMESPACE of the remote origin. Unknown ones are left out, and all of them if
-// dir is in no repository or that has no commit. CI_COMMIT_TAG is for a checkout of a tag without a branch.
+// CI_PROJECT_NAMESPACE and CI_PROJECT_ROOT_NAMESPACE of the remote origin. Unknown ones are left out, and all of them
+// if dir is in no repository or that has no commit. CI_COMMIT_TAG is for a checkout of a tag without a branch.
 func Variables(ctx context.Context, dir string) ([]gitlabci.Variable, error) {
 	if !Contains(dir) {
 		return nil, nil
