@@ -119,7 +119,7 @@ func Variables(ctx context.Context, dir string) ([]gitlabci.Variable, error) {
 	if err == nil && found && isRefName(name) {
 		add("DEFAULT_BRANCH", name)
 	}
-	url, err := git(ctx, dir, maxMessage, "remote", "get-url", "origin")
+	url, err := git(ctx, dir, maxMessage, "config", "--get", "remote.origin.url")
 	if project := projectOf(strings.TrimSpace(string(url))); err == nil && project != "" {
 		root, _, _ := strings.Cut(project, "/")
 		add("PROJECT_PATH", project)

@@ -62,6 +62,7 @@ func TestVariablesAreThoseOfTheCommitThatIsCheckedOut(t *testing.T) {
 	require.NotContains(t, v, "CI_DEFAULT_BRANCH")
 	require.NotContains(t, v, "CI_PROJECT_PATH")
 
+	git("config", "url.https://mirror/all/.insteadOf", "https://me:secret@host:444/") // for fetches
 	git("remote", "add", "origin", "https://me:secret@host:444/group/sub/p.git")
 	git("update-ref", "refs/remotes/origin/trunk", "HEAD")
 	git("symbolic-ref", "refs/remotes/origin/HEAD", "refs/remotes/origin/trunk")
