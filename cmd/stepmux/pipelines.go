@@ -134,7 +134,7 @@ func pipelineCode(p *pb.Pipeline) int {
 	case p.GetError() != "":
 		return exitSystem
 	case p.GetStatus() == whole.Cancelled:
-		return 1
+		return cmp.Or(int(p.GetExitCode()), 1)
 	default:
 		return scriptCode(int(p.GetExitCode()))
 	}

@@ -85,7 +85,7 @@ func (p *planned) Warnings() (list []*pb.Warning) {
 }
 
 // Carry implements manager.Planned.
-func (p *planned) Carry(ctx context.Context, run *manager.PipelineRun) (_ *pb.Pipeline, err error) {
+func (p *planned) Carry(ctx, abort context.Context, run *manager.PipelineRun) (_ *pb.Pipeline, err error) {
 	dir, err := run.Dir()
 	if err != nil {
 		return nil, err
@@ -105,26 +105,62 @@ func (p *planned) Carry(ctx context.Context, run *manager.PipelineRun) (_ *pb.Pi
 			}
 			run.Watch(job, status)
 		},
-		Lock: func(ctx context.Context, name, job string, number int, tell func(string)) (func(), error) {
-			of := manager.PipelineAttempt{Job: job, Number: number}
-			return run.Lock(ctx, name, of, func(holder string) {
-				tell("waits for the resource group " + name + ", which the build " + holder + " has")
+		Lock: func(ctx context.Context, name string, a *carry.Attempt) (func(), error) {
+			unlock, err := run.Lock(ctx, name, attemptOf(a), func(holder string) {
+				a.Say("waits for the resource group " + name + ", which the build " + holder + " has")
 			})
+			if err != nil && a.Interruptible && run.IsRedundant() {
+				err = whole.ErrNewerCommit
+			}
+			return unlock, err
 		},
+		Enter: func(ctx context.Context, m whole.Member, tell func(string)) (context.Context, func(), error) {
+			own, leave, err := run.Enter(ctx, manager.PipelineTurn(m), func(holder string) {
+				tell(fmt.Sprintf("waits for the concurrency group %.64q, which the pipeline %s has", m.Group, holder))
+			})
+			if errors.Is(err, manager.ErrLeftGroup) {
+				err = whole.ErrCancelled
+			}
+			return own, leave, err
+		},
+		IsCut: run.IsCut,
 	}
 	if !canceled {
 		cfg.Plays = &whole.Plays{}
 		run.Play(cfg.Plays.Play)
 	}
-	report, err := whole.Run(ctx, ctx, p.pipeline, cfg)
+	report, err := whole.Run(ctx, abort, p.pipeline, cfg)
 	if report == nil {
 		return nil, err
 	}
 	if err != nil {
 		run.Note(p.secrets.Mask(err.Error()))
 	}
-	return p.end(report, run.Canceled()), nil
+	if why := run.Replaced(); why != "" {
+		run.Note(why)
+	}
+	return p.end(report, run.Canceled(), run.Replaced() != ""), nil
 }
+
+// Series implements manager.Planned.
+func (p *planned) Series() (name, version string, newer manager.Newer) {
+	return p.pipeline.Series, p.pipeline.Version, newerOf[p.pipeline.Newer]
+}
+
+var newerOf = map[whole.Newer]manager.Newer{
+	whole.EndUnlessStarted: manager.EndUnlessStarted, whole.EndInterruptible: manager.EndInterruptible,
+	whole.EndNothing: manager.EndNothing,
+}
+
+// attemptOf describes an attempt to the manager.
+func attemptOf(a *carry.Attempt) manager.PipelineAttempt {
+	return manager.PipelineAttempt{
+		Job: a.Name, Number: a.Number, Started: a.Started, Keeps: a.Keeps, Interruptible: a.Interruptible,
+	}
+}
+
+// exitReplaced is the exit code of a pipeline that a newer one has cancelled.
+const exitReplaced = 125
 
 // delayed is the status of a job that waits for its time.
 const delayed = "delayed"
@@ -151,7 +187,7 @@ func setDelays(
 }
 
 // end describes how a pipeline stands that does not go on by itself.
-func (p *planned) end(report *whole.Report, canceled bool) *pb.Pipeline {
+func (p *planned) end(report *whole.Report, canceled, replaced bool) *pb.Pipeline {
 	to := &pb.Pipeline{
 		Name: p.secrets.Mask(p.pipeline.Name), Stages: p.pipeline.Graph.Stages, Phase: pb.Pipeline_ended,
 		Status: report.Status, ExitCode: int32(report.ExitCode), CriticalPath: report.CriticalPath, // an exit code
@@ -165,7 +201,11 @@ func (p *planned) end(report *whole.Report, canceled bool) *pb.Pipeline {
 	case blocked && to.GetStatus() == whole.Success:
 		to.Phase = pb.Pipeline_blocked
 	}
-	if to.GetStatus() == whole.Cancelled && to.GetExitCode() == 0 {
+	switch {
+	case to.GetStatus() != whole.Cancelled:
+	case replaced:
+		to.ExitCode = exitReplaced
+	case to.GetExitCode() == 0:
 		to.ExitCode = 1
 	}
 	return to
@@ -242,14 +282,16 @@ type executor struct {
 
 // Execute implements carry.Executor.
 func (e executor) Execute(ctx, _ context.Context, a *carry.Attempt) (_ *carry.Outcome, err error) {
-	id, result, err := e.run.Build(ctx, manager.PipelineAttempt{
-		Job: a.Name, Number: a.Number, Started: a.Started,
-		Request: func(ctx context.Context) (*pb.SubmitRequest, error) { return e.request(ctx, a) },
-	})
+	attempt := attemptOf(a)
+	attempt.Request = func(ctx context.Context) (*pb.SubmitRequest, error) { return e.request(ctx, a) }
+	id, result, err := e.run.Build(ctx, attempt)
 	if err != nil {
 		return nil, err
 	}
 	report := reportOf(result)
+	if report.Status == whole.Cancelled && a.Interruptible && e.run.IsRedundant() {
+		return nil, whole.ErrNewerCommit
+	}
 	if a.Outputs && ctx.Err() == nil {
 		given, err := e.run.Outputs(ctx, id)
 		if err != nil {

@@ -27,6 +27,8 @@ type Attempt struct {
 	// Name is the name of the job, which no other job of the run has. Number counts its attempts from 1.
 	Name   string
 	Number int
+	// Keeps says that the job goes on when the run is cancelled, and Interruptible that a newer run may end it.
+	Keeps, Interruptible bool
 	// Prepared is the job itself.
 	*Prepared
 	// Archives are unpacked one after the other into the empty directory of the job: that of the project, which is always
