@@ -21,7 +21,6 @@ import (
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/batch"
 	"github.com/stepmux/stepmux/internal/standalone"
-	"github.com/stepmux/stepmux/internal/standalone/githubpipeline"
 	"github.com/stepmux/stepmux/internal/standalone/whole"
 	"github.com/stepmux/stepmux/internal/standalone/whole/carry"
 	"github.com/stepmux/stepmux/internal/termtext"
@@ -328,16 +327,16 @@ func (v *onVMs) build(a *carry.Attempt) (b batch.Build, err error) {
 	return b, nil
 }
 
-// labelsFor returns the labels of the VMs that may run a job: those of its runs-on that some VM has, and those of
-// --select.
+// labelsFor returns the labels of the VMs that may run a job: those of its runs-on or tags that some VM has, and
+// those of --select.
 func (v *onVMs) labelsFor(a *carry.Attempt) map[string]string {
 	var fleet []map[string]string
 	for _, vm := range v.vms.provider.Stat().Instances {
 		fleet = append(fleet, vm.Labels)
 	}
-	wanted, unknown := githubpipeline.Labels(a.RunsOn, fleet)
-	for _, label := range unknown {
-		v.once(a, fmt.Sprintf("runs-on: no VM of the fleet has the label %.80q: any VM runs the job", label))
+	wanted, notes := a.RunsOn.Choose(fleet)
+	for _, note := range notes {
+		v.once(a, note)
 	}
 	maps.Copy(wanted, v.selected)
 	return wanted

@@ -88,7 +88,7 @@ func (p *PipelineRun) IsRedundant() bool { return errors.Is(context.Cause(p.redu
 
 // record returns the record of a build, which it makes. It returns nil if the build has not begun and shall not.
 func (p *PipelineRun) record(ctx context.Context, id string, a PipelineAttempt) (rec *state.Record, err error) {
-	err = p.m.store.Persist(p.life, func(once context.Context) (err error) {
+	err = p.m.store.Persist(p.life, func(once context.Context) (err error) { //nolint:contextcheck // ctx may have ended
 		if rec, err = p.m.store.Record(once, id); err != nil || rec != nil || ctx.Err() != nil {
 			return err
 		}

@@ -144,7 +144,10 @@ func (j opener) add(p *whole.Pipeline, v action.Values, b *action.Build, say fun
 		if err != nil {
 			return nil, err
 		}
-		prepared := &carry.Prepared{Job: compiled, RunsOn: start.Labels, Outputs: j.job.HasOutputs()}
+		prepared := &carry.Prepared{
+			Job: compiled, Outputs: j.job.HasOutputs(),
+			RunsOn: carry.RunsOn{Key: "runs-on", Labels: start.Labels, Pairs: true},
+		}
 		if prepared.Outputs {
 			prepared.Values = func(_ string, r *standalone.Report) (map[string]string, error) {
 				outputs, masked := r.StepOutputs()

@@ -18,7 +18,6 @@ import (
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/standalone"
-	"github.com/stepmux/stepmux/internal/standalone/githubpipeline"
 	"github.com/stepmux/stepmux/internal/standalone/whole"
 	"github.com/stepmux/stepmux/internal/standalone/whole/carry"
 	"github.com/stepmux/stepmux/pipeline"
@@ -385,10 +384,10 @@ func (e executor) request(ctx context.Context, a *carry.Attempt) (*pb.SubmitRequ
 		PassEnv: options.GetPassEnv(), UnsafeExports: options.GetUnsafeExports(), Env: options.GetEnv(),
 	})
 	req := &pb.SubmitRequest{Job: job, Artifacts: slices.Compact(slices.Sorted(slices.Values(a.Patterns())))}
-	var unknown []string
-	req.Labels, unknown = githubpipeline.Labels(a.RunsOn, e.run.Labels())
-	for _, label := range unknown {
-		e.run.Note(fmt.Sprintf("runs-on: no VM of the fleet has the label %.80q: any VM runs such jobs", label))
+	var notes []string
+	req.Labels, notes = a.RunsOn.Choose(e.run.Labels())
+	for _, note := range notes {
+		e.run.Note(e.secrets.Mask(note))
 	}
 	req.Pipeline = &pb.PipelineBuild{}
 	if err := e.findCaches(ctx, a, req.GetPipeline()); err != nil {
