@@ -21,6 +21,7 @@ import (
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/batch"
 	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/jobplace"
 	"github.com/stepmux/stepmux/internal/standalone/whole"
 	"github.com/stepmux/stepmux/internal/standalone/whole/carry"
 	"github.com/stepmux/stepmux/internal/termtext"
@@ -375,7 +376,7 @@ func (f *runFlags) checkPlaces(p *whole.Pipeline) error {
 		_, err := placeOf(&f.imageFlags, &f.podFlags, nil)
 		return err
 	}
-	return eachContainer(p, func(_ *standalone.Job, own *place.Spec) error {
+	return jobplace.Each(p, func(_ *standalone.Job, own *place.Spec) error {
 		_, err := f.placeIn(own)
 		return err
 	})

@@ -24,10 +24,10 @@ type PipelineTurn struct {
 }
 
 // Enter waits until no other member of a group runs. A job runs until leave is called, and a whole pipeline until it is
-// at rest. The context that it returns ends, with the cause Newer, when a
-// newer member wants this one to stop: for a whole pipeline, because that is cancelled then. Without an error the caller
-// calls leave, which waits for the goroutine that Enter has begun. If a newer member takes the place of this one, the
-// error is Newer. tell gets the pipeline for which it waits.
+// at rest. The context that Enter returns ends, with the cause Newer, when a newer member wants this one to stop: for a
+// whole pipeline, because that is cancelled then. Without an error the caller calls leave, which waits for the
+// goroutine that Enter has begun. If a newer member takes the place of this one, the error is Newer. tell gets the
+// pipeline for which it waits.
 //
 // A member that has run in an earlier life of the pipeline does not wait. A job of a pipeline that was cancelled does
 // not join: Build ends it.

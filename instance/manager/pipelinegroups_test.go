@@ -56,7 +56,8 @@ func TestAWorkflowWaitsForItsConcurrencyGroup(t *testing.T) {
 	m := f.start(t)
 	wait, open := gate(t)
 	line, times := ran(t)
-	text := "on: push\nconcurrency: g\njobs:\n  a: {steps: [{run: %q}]}\n  b: {if: always(), needs: a, steps: [{run: %q}]}\n"
+	text := "on: push\nconcurrency: g\njobs:\n  a: {steps: [{run: %q}]}\n" +
+		"  b: {if: always(), needs: a, steps: [{run: %q}]}\n"
 	submit := func(name string) string {
 		return m.submitPipeline(workflowOf(t, fmt.Sprintf(text, line(name)+"; "+wait, line(name+"-b"))))
 	}
@@ -148,8 +149,8 @@ jobs:
 	}, times())
 }
 
-// A called workflow is in the group of its job, and leaves it at its end. A pipeline that is cancelled while a job waits
-// leaves the group to others.
+// A called workflow is in the group of its job, and leaves it at its end. A pipeline that is cancelled while its job
+// waits leaves the group to others.
 func TestACallInAConcurrencyGroup(t *testing.T) {
 	t.Parallel()
 	f := withPipelines(newFleet(t))
@@ -252,7 +253,8 @@ func TestANewerPipelineEndsAnOlderOne(t *testing.T) {
 			"workflow: {auto_cancel: {on_new_commit: interruptible}}\na: {script: [%q, %q]}\n" +
 				"b: {interruptible: true, script: [sleep 600]}\nz: {interruptible: true, script: [':'], when: manual}\n" +
 				"ok: {interruptible: true, stage: .pre, script: [':']}\n" +
-				"c: {stage: deploy, needs: [a], script: [':']}\nd: {stage: deploy, needs: [a], interruptible: true, script: [':']}\n",
+				"c: {stage: deploy, needs: [a], script: [':']}\n" +
+				"d: {stage: deploy, needs: [a], interruptible: true, script: [':']}\n",
 			"main", "2", "a success, b " + newer + ", c success, d " + newer + ", ok success, z manual",
 		},
 		"nothing": {

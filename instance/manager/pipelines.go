@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/stepmux/stepmux/connector/place"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/instance/manager/state"
 )
@@ -28,6 +29,9 @@ type Planned interface {
 	Shown() *pb.Pipeline
 	// Warnings are about the scripts of its jobs.
 	Warnings() []*pb.Warning
+	// Containers calls check with the containers that the jobs describe, if they run in them, as far as they are known. A
+	// job without one has nil.
+	Containers(check func(own *place.Spec) error) error
 	// Carry carries the pipeline out as far as it goes by itself, with the builds of run, and describes how it stands
 	// then: its phase is blocked or ended. When ctx ends, it returns, and the builds go on. When it ends because the
 	// pipeline was cancelled, jobs that run after a cancel go on until abort ends.
@@ -103,6 +107,12 @@ func (m *Manager) submitPipeline(ctx context.Context, req *pb.SubmitPipelineRequ
 	}
 	if err := m.checkLabels(req.GetLabels()); err != nil {
 		return "", err
+	}
+	if err := plan.Containers(func(own *place.Spec) error {
+		_, err := m.placeOf(own, true)
+		return err
+	}); err != nil {
+		return "", status.Error(codes.InvalidArgument, err.Error())
 	}
 	project := &pb.SubmitRequest{Project: req.GetProject(), ProjectBytes: req.GetProjectBytes()}
 	if err := m.checkFiles(ctx, project); err != nil {

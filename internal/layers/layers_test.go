@@ -217,6 +217,9 @@ var allowed = map[string][]string{
 		"internal/standalone", "remote/archive", "internal/rmtree", "internal/boundedfile", "remote/jobcache",
 		"remote/transfer", "remote/step/engine",
 	},
+	"internal/standalone/jobplace": {
+		"connector/place", "internal/standalone", "internal/standalone/whole", "remote/step/trace",
+	},
 	"internal/standalone/gitlabpipeline": {
 		"internal/standalone", "internal/standalone/gitlabci", "internal/standalone/whole",
 		"internal/standalone/whole/carry", "internal/boundedfile",
@@ -232,6 +235,7 @@ var allowed = map[string][]string{
 		"internal/standalone/githubpipeline", "internal/standalone/gitlabci",
 		"internal/standalone/gitlabpipeline", "internal/standalone/whole", "internal/standalone/whole/carry", "pipeline",
 		"remote", "remote/api/stepmuxv1", "remote/step/engine", "remote/step/mask", "internal/rmtree",
+		"connector/place", "internal/standalone/jobplace", "remote/step/trace",
 	},
 	"internal/standalone/checkout": {"internal/subprocess", "internal/standalone/gitlabci"},
 	"remote/step/lang": {

@@ -16,10 +16,10 @@ import (
 // These rules let one member of a concurrency group run and one wait, also after any manager has ended:
 //
 //   - A member is a job or a pipeline that is carried out. Its ID is made as that of a build.
-//   - The value of a group has its two members, and is changed by compare-and-set. A newcomer takes the place of the one
-//     that waits. That one finds that the group has it no more.
-//   - The turn of a member says that it has joined, and later how it left. So a member whose manager has ended joins once,
-//     and one that was replaced does not come back as a newcomer.
+//   - The value of a group has its two members, and is changed by compare-and-set. A newcomer takes the place of the
+//     one that waits. That one finds that the group has it no more.
+//   - The turn of a member says that it has joined, and later how it left. So a member whose manager has ended joins
+//     once, and one that was replaced does not come back as a newcomer.
 //   - A member that runs leaves when its job has ended. The place of one whose pipeline is at rest is free in any case.
 
 // Place is where a member of a group stands.

@@ -14,16 +14,19 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/instance/manager"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/jobplace"
 	"github.com/stepmux/stepmux/internal/standalone/whole"
 	"github.com/stepmux/stepmux/internal/standalone/whole/carry"
 	"github.com/stepmux/stepmux/pipeline"
 	"github.com/stepmux/stepmux/remote"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/mask"
+	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
 // Pipelines implements manager.Pipelines.
@@ -81,6 +84,14 @@ func (p *planned) Warnings() (list []*pb.Warning) {
 		}
 	}
 	return list
+}
+
+// Containers implements manager.Planned.
+func (p *planned) Containers(check func(own *place.Spec) error) error {
+	if !p.asked.GetInImage() {
+		return nil
+	}
+	return jobplace.Each(p.pipeline, func(_ *standalone.Job, own *place.Spec) error { return check(own) })
 }
 
 // Carry implements manager.Planned.
@@ -390,6 +401,9 @@ func (e executor) request(ctx context.Context, a *carry.Attempt) (*pb.SubmitRequ
 		e.run.Note(e.secrets.Mask(note))
 	}
 	req.Pipeline = &pb.PipelineBuild{}
+	if err := e.contain(a, req.GetPipeline()); err != nil {
+		return nil, err
+	}
 	if err := e.findCaches(ctx, a, req.GetPipeline()); err != nil {
 		return nil, err
 	}
@@ -400,6 +414,30 @@ func (e executor) request(ctx context.Context, a *carry.Attempt) (*pb.SubmitRequ
 		req.Pipeline.Archives = append(req.Pipeline.Archives, &pb.Archive{Digest: files.Digest, Size: files.Size})
 	}
 	return req, nil
+}
+
+// contain adds the container of an attempt to the request for its build.
+func (e executor) contain(a *carry.Attempt, to *pb.PipelineBuild) error {
+	if !e.asked.GetInImage() {
+		return nil
+	}
+	own, err := jobplace.Of(a.Job)
+	if err != nil {
+		return err
+	}
+	if own == nil && a.Source.Kind == trace.FromGitHub {
+		a.Say("the job names no container: it runs on a VM itself")
+		return nil
+	}
+	to.InImage = true
+	if own != nil {
+		text, err := place.Format(own)
+		if err != nil {
+			return err
+		}
+		to.Container = []byte(text)
+	}
+	return nil
 }
 
 // keep gives an archive to the manager.

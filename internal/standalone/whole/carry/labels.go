@@ -7,8 +7,8 @@ import (
 
 // RunsOn describes the machine on which a job wants to run.
 type RunsOn struct {
-	// Key is the key of the file, such as runs-on, and Labels are its values. The label NAME=VALUE stands for that label of
-	// a VM; another one, such as gpu, for gpu=true.
+	// Key is the key of the file, such as runs-on, and Labels are its values. The label NAME=VALUE stands for that label
+	// of a VM; another one, such as gpu, for gpu=true.
 	Key    string
 	Labels []string
 	// Pairs says that a VM must have a label NAME=VALUE. Any VM runs a job with other labels that no VM has.
@@ -16,8 +16,8 @@ type RunsOn struct {
 }
 
 // Choose returns the labels that a VM must have for the job, in a fleet whose VMs have the labels fleet. notes name the
-// others: on a server such a job waits for ever, and here any VM runs it. Labels that all VMs have by nature, as they are
-// machines with Linux, are not among them.
+// others: on a server such a job waits for ever, and here any VM runs it. Labels that all VMs have by nature, as they
+// are machines with Linux, are not among them.
 func (r RunsOn) Choose(fleet []map[string]string) (wanted map[string]string, notes []string) {
 	wanted = map[string]string{}
 	for _, label := range r.Labels {
