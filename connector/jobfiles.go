@@ -30,9 +30,13 @@ func (e *execution) place(
 		if after > 0 {
 			archive = e.job.Overlays[after-1]
 		}
-		if archive != nil && archive.Cache && archive.LeftOut == nil {
+		if archive != nil && archive.Cache && archive.Unpacked == nil {
 			its := *archive
-			its.LeftOut = func(note string) { fmt.Fprintf(remarks, "cache: it is not restored: %s\n", note) }
+			its.Unpacked = func(leftOut string) {
+				if leftOut != "" {
+					fmt.Fprintf(remarks, "cache: it is not restored: %s\n", leftOut)
+				}
+			}
 			archive = &its
 		}
 		err = retryFor(until, e.patience, func() (progress bool, err error) {

@@ -205,7 +205,6 @@ type onVMs struct {
 
 	mu      sync.Mutex // guards the following
 	reports []batch.Report
-	told    map[string]bool // labels without an effect
 }
 
 // Execute implements [carry.Executor].
@@ -337,7 +336,7 @@ func (v *onVMs) labelsFor(a *carry.Attempt) map[string]string {
 	}
 	wanted, notes := a.RunsOn.Choose(fleet)
 	for _, note := range notes {
-		v.once(a, note)
+		a.SayOnce(note)
 	}
 	maps.Copy(wanted, v.selected)
 	return wanted
@@ -356,19 +355,6 @@ type notClosed struct{ io.Writer }
 
 // Close does nothing.
 func (notClosed) Close() error { return nil }
-
-// once says a line about a job, unless it was said about another one.
-func (v *onVMs) once(a *carry.Attempt, line string) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.told == nil {
-		v.told = map[string]bool{}
-	}
-	if !v.told[line] {
-		v.told[line] = true
-		a.Say(line)
-	}
-}
 
 // checkPlaces returns an error if it is certain that a job of p has no place.
 func (f *runFlags) checkPlaces(p *whole.Pipeline) error {

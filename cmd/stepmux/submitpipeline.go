@@ -162,5 +162,9 @@ func repositoryOf(ctx context.Context, src standalone.Source) string {
 			return v.Value
 		}
 	}
-	return strings.ToValidUTF8(filepath.Base(strings.TrimSuffix(checkout.Repository(ctx, src.WorkDir), "/.git")), "?")
+	dir := checkout.Repository(ctx, src.WorkDir)
+	if real, err := filepath.EvalSymlinks(dir); err == nil {
+		dir = real
+	}
+	return strings.ToValidUTF8(filepath.Base(strings.TrimSuffix(dir, "/.git")), "?")
 }

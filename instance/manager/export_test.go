@@ -512,3 +512,14 @@ func (m *Manager) GroupsAndTurns(t *testing.T) (kept int) {
 	}
 	return kept
 }
+
+// SaveCache saves the first cache of a build that runs, and returns the line for its log.
+func (m *Manager) SaveCache(t *testing.T, id string) string {
+	t.Helper()
+	file, err := os.Create(filepath.Join(t.TempDir(), "cache"))
+	require.NoError(t, err)
+	defer file.Close()
+	all, err := m.caches(m.find(id))(t.Context())
+	require.NoError(t, err)
+	return all.After[0].Save(t.Context(), file, nil)
+}

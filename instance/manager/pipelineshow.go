@@ -3,7 +3,6 @@ package manager
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -13,14 +12,15 @@ import (
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/instance/manager/state"
 	"github.com/stepmux/stepmux/internal/pause"
+	"github.com/stepmux/stepmux/internal/termtext"
 )
 
 const (
 	// showPause is the least time between two times at which the jobs of a pipeline are kept, and showJobs is for how many
 	// jobs it is a millisecond longer.
 	showPause, showJobs = 100 * time.Millisecond, 10
-	// maxNotes bounds the lines about the jobs of a pipeline.
-	maxNotes = 200
+	// maxNotes bounds the lines about the jobs of a pipeline, and maxJobLine the bytes of each.
+	maxNotes, maxJobLine = 200, 1000
 )
 
 // statusesKept are shown until it is known again how a job stands.
@@ -131,7 +131,7 @@ func (p *PipelineRun) Note(line string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.shown != nil && len(p.shown.Notes) < maxNotes && !slices.Contains(p.shown.Notes, line) {
-		p.shown.Notes = append(p.shown.Notes, fmt.Sprintf("%.1000s", line))
+		p.shown.Notes = append(p.shown.Notes, termtext.Cut(line, maxJobLine))
 		p.touch()
 	}
 }

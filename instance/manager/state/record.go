@@ -56,6 +56,8 @@ type Record struct {
 	Pipeline      string `json:"pipeline,omitempty"`
 	Job           string `json:"job,omitempty"`
 	Interruptible bool   `json:"interruptible,omitempty"`
+	// Saved are the names of the caches of which the log says that they were saved.
+	Saved []string `json:"saved,omitempty"`
 
 	revision uint64 // in the bucket; 0 if it is not there
 }

@@ -152,7 +152,7 @@ func (j opener) add(p *whole.Pipeline, v action.Values, b *action.Build, say fun
 			prepared.Values = func(_ string, r *standalone.Report) (map[string]string, error) {
 				outputs, masked := r.StepOutputs()
 				for _, name := range masked {
-					say(fmt.Sprintf("the output %.64q is left out: it contains a secret", name))
+					say(fmt.Sprintf("the output %q is left out: it contains a secret", name))
 				}
 				return outputs, nil
 			}

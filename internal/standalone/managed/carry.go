@@ -126,7 +126,7 @@ func (p *planned) Carry(ctx, abort context.Context, run *manager.PipelineRun) (_
 		},
 		Enter: func(ctx context.Context, m whole.Member, tell func(string)) (context.Context, func(), error) {
 			own, leave, err := run.Enter(ctx, manager.PipelineTurn(m), func(holder string) {
-				tell(fmt.Sprintf("waits for the concurrency group %.64q, which the pipeline %s has", m.Group, holder))
+				tell(fmt.Sprintf("waits for the concurrency group %q, which the pipeline %s has", m.Group, holder))
 			})
 			if errors.Is(err, manager.ErrLeftGroup) {
 				err = whole.ErrCancelled

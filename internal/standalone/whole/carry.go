@@ -130,6 +130,7 @@ func (c *carrier) attempt(ctx context.Context, node, number int) pipeline.Result
 	a := &carry.Attempt{
 		Name: c.name(node), Number: number, Keeps: c.keeps, Interruptible: c.pipeline.Jobs[node].Interruptible,
 		Started: func() { c.started(node) }, Say: c.teller(node),
+		SayOnce: func(line string) { c.notices(c.name(node), []string{line}) },
 	}
 	if lock := c.pipeline.Jobs[node].Lock; lock != "" {
 		take := c.lock

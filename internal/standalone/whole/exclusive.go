@@ -95,7 +95,7 @@ func (r *runner) enter(
 			is, err := t.try(ctx, newer)
 			if !is && err == nil && !told {
 				told = true
-				tell(fmt.Sprintf("waits for the concurrency group %.64q, which another run or job on this machine has", name))
+				tell(fmt.Sprintf("waits for the concurrency group %q, which another run or job on this machine has", name))
 			}
 			return is, err
 		})

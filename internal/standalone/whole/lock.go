@@ -23,7 +23,7 @@ func (r *runner) lock(ctx context.Context, name string, a *carry.Attempt) (unloc
 		return nil, err
 	}
 	if err = filelock.Try(file); errors.Is(err, filelock.ErrTaken) {
-		a.Say(fmt.Sprintf("waits for %.64q, which another job on this machine has", name))
+		a.Say(fmt.Sprintf("waits for %q, which another job on this machine has", name))
 		err = filelock.Wait(ctx, file)
 	}
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/internal/standalone/whole/carry"
+	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/pipeline"
 	"github.com/stepmux/stepmux/remote/archive"
 	"github.com/stepmux/stepmux/remote/step/mask"
@@ -264,8 +265,11 @@ func masking(cfg Config) func(string) {
 	for _, value := range cfg.Masked {
 		_ = secrets.Add(value) // a job tells of one that is too short
 	}
-	return func(text string) { cfg.Say(secrets.Mask(text)) }
+	return func(text string) { cfg.Say(termtext.Cut(secrets.Mask(text), maxJobLine)) } // cut last: not in a secret
 }
+
+// maxJobLine bounds a line about a job, in bytes: it may have a name of any length.
+const maxJobLine = 1000
 
 // notices says the notices of a job, each text once.
 func (r *runner) notices(name string, list []string) {

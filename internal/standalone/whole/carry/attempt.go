@@ -40,8 +40,9 @@ type Attempt struct {
 	Stdout, Stderr io.Writer
 	// Started is called when the attempt has its slot. Until then the job counts as waiting.
 	Started func()
-	// Say shows a line about the job. It may be called at any time until Execute has returned.
-	Say func(line string)
+	// Say shows a line about the job, and SayOnce one that is about other jobs, too. They may be called at any time until
+	// Execute has returned.
+	Say, SayOnce func(line string)
 	// Shelf is where the archives of the run are. TempDir is for directories, which are removed when Execute returns.
 	Shelf   Shelf
 	TempDir string

@@ -28,7 +28,7 @@ func (r RunsOn) Choose(fleet []map[string]string) (wanted map[string]string, not
 		if isPair && r.Pairs || has(fleet, name, value) {
 			wanted[name] = value
 		} else if l := strings.ToLower(label); l != "self-hosted" && l != "linux" && !strings.HasPrefix(l, "ubuntu-") {
-			notes = append(notes, fmt.Sprintf("%s: no VM of the fleet has the label %.80q: any VM runs such jobs", r.Key, label))
+			notes = append(notes, fmt.Sprintf("%s: no VM of the fleet has the label %q: any VM runs such jobs", r.Key, label))
 		}
 	}
 	return wanted, notes
