@@ -288,12 +288,11 @@ func reportOnVM(r batch.Report) *standalone.Report {
 		return &standalone.Report{Status: whole.Success}
 	}
 	report := &standalone.Report{Status: whole.Failure, Reason: standalone.System}
-	switch r.Err.Reason {
-	case instance.ScriptFailure:
+	switch {
+	case r.Err.Reason == instance.ScriptFailure:
 		report.Reason, report.ExitCode = standalone.Script, new(r.Err.ExitCode)
-	case instance.JobExecutionTimeout:
+	case r.Err.Reason == instance.JobExecutionTimeout || r.Err.Late:
 		report.Reason = standalone.TimedOut
-	case instance.ConfigurationError, instance.RunnerSystemFailure, instance.JobCanceled:
 	}
 	return report
 }
