@@ -172,7 +172,7 @@ func newPipelinesCommand() *cobra.Command {
 		Use:   "pipelines [ID]",
 		Short: "List the pipelines of a manager, or the jobs of one",
 		Long: `List the pipelines of a stepmux manager, the latest first. With the ID of one, list its jobs: their status,
-their build, and why they did not run.
+their build, and why they wait or did not run.
 
 ` + managerExitHelp,
 		Example: `  stepmux pipelines

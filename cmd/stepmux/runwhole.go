@@ -226,7 +226,8 @@ func (v *onVMs) Execute(ctx, abort context.Context, a *carry.Attempt) (*carry.Ou
 	}()
 	if patterns := a.Patterns(); len(patterns) > 0 {
 		build.Job.Artifacts = &files.Artifacts{
-			Paths: patterns, Keep: true, Dir: string(a.Shelf), Take: func(_ context.Context, from *os.File) (err error) {
+			Paths: patterns, After: a.PatternsAfter, Keep: true, Dir: string(a.Shelf),
+			Take: func(_ context.Context, from *os.File) (err error) {
 				packed, err = takeOver(from, filepath.Join(string(a.Shelf), ".of-"+build.ID))
 				return err
 			},

@@ -15,7 +15,6 @@ import (
 	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/internal/standalone/whole"
 	"github.com/stepmux/stepmux/internal/termtext"
-	"github.com/stepmux/stepmux/pipeline"
 )
 
 // stageView has the lines of the view of a pipeline: one for the whole of it, and one for each stage. It is safe for
@@ -204,11 +203,14 @@ type listed struct {
 	WhyOut string   `json:"why,omitempty"`
 }
 
+// maxJobsListed bounds a list of jobs.
+const maxJobsListed = 10_000
+
 // list adds the jobs of a pipeline to those in all, each with the jobs of the pipeline or workflow that it starts, as
 // far as these are known: a job calls a workflow, which may call others, so there may be more than a pipeline has.
 func list(all []listed, p *whole.Pipeline, prefix string) []listed {
 	for i, j := range p.Jobs {
-		if len(all) >= pipeline.MaxNodes {
+		if len(all) >= maxJobsListed {
 			return all
 		}
 		one := listed{Name: prefix + j.Name, Stage: j.Stage, When: j.When, In: true}

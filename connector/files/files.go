@@ -43,6 +43,8 @@ type Artifacts struct {
 	// Paths are patterns of files and directories in the build's work directory, such as dist/**/*.tar. A directory
 	// includes everything below it.
 	Paths []string
+	// After returns those of Paths that are collected after a job that succeeded, or that failed. If nil, all are.
+	After func(succeeded bool) []string
 	// MaxBytes bounds the archive. If zero, DefaultMaxBytes.
 	MaxBytes int64
 	// Keep says that other builds will get the archive: a VM keeps it, and need not be sent it.

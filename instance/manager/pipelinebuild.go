@@ -52,6 +52,9 @@ func (p *PipelineRun) Build(ctx context.Context, a PipelineAttempt) (id string, 
 		}
 	}
 	if rec.Phase != state.PhaseEnded {
+		if rec.Phase == state.PhaseWaiting {
+			p.Waits(a.Job, "waits for a slot")
+		}
 		if rec, err = p.await(ctx, id, a); err != nil {
 			return id, nil, err
 		}

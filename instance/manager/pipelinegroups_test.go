@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -296,4 +297,56 @@ func TestANewerPipelineEndsAnOlderOne(t *testing.T) {
 			require.Equal(t, "success", m.restOf(second).GetStatus())
 		})
 	}
+}
+
+// Symptom: nothing said why a job of a pipeline that runs did not begin.
+func TestAPipelineThatRunsSaysWhyAJobWaits(t *testing.T) {
+	t.Parallel()
+	f := withPipelines(newFleet(t))
+	m := f.start(t)
+	wait, open := gate(t)
+	req := pipelineOf(t, fmt.Sprintf(`
+a: {parallel: %d, script: [%q]}
+b: {script: [':'], resource_group: g, stage: .pre}
+`, 2*f.capacity+1, wait))
+	req.Repository = "r"
+	other := pipelineOf(t, fmt.Sprintf("o: {script: [%q], resource_group: g}\n", wait))
+	other.Repository = "r"
+	first := m.submitPipeline(other)
+	m.awaitPipeline(first, func(p *pb.Pipeline) bool { return strings.Contains(jobsOf(p), "o running") })
+	id := m.submitPipeline(req)
+	has := func(texts ...string) func(p *pb.Pipeline) bool {
+		return func(p *pb.Pipeline) bool {
+			return !slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(jobsOf(p), text) })
+		}
+	}
+	m.awaitPipeline(id, has("b ready (waits for the resource group g, which the build "+first+"-"))
+	m.cancelPipeline(first)
+	m.awaitPipeline(id, has("ready (waits for a slot)", "ready (waits for other jobs of the pipeline (see --jobs))"))
+	open()
+	p := m.restOf(id)
+	require.Equal(t, "success", p.GetStatus())
+	require.NotContains(t, jobsOf(p), "waits")
+}
+
+// Symptom: the files of a job that failed were kept, although artifacts:when is on_success.
+func TestArtifactsAreKeptAfterTheOutcomeThatTheyName(t *testing.T) {
+	t.Parallel()
+	m := withPipelines(newFleet(t)).start(t)
+	p := m.restOf(m.submitPipeline(pipelineOf(t, `
+variables: {CODE: 3}
+good: {extends: .a, variables: {CODE: 0}}
+bad: {extends: .a}
+report: {extends: .a, artifacts: {paths: [f], reports: {dotenv: v.env}}}
+failure: {extends: .a, artifacts: {paths: [f], when: on_failure}}
+always: {extends: .a, artifacts: {paths: [f], when: always}}
+.a:
+  {script: [echo x > f, echo V=7 > v.env, exit $CODE], allow_failure: true, stage: build, artifacts: {paths: [f]}}
+sees: {stage: test, allow_failure: false, script: ['echo sees $V'], needs: [report]}
+`)))
+	for job, name := range map[string]string{"good": "f", "bad": "", "report": "v.env", "failure": "f", "always": "f"} {
+		at := slices.IndexFunc(p.GetJobs(), func(j *pb.PipelineJob) bool { return j.GetName() == job })
+		require.Equal(t, name, strings.Join(m.archived(p.GetJobs()[at].GetBuild()), " "), job)
+	}
+	require.Equal(t, "sees 7\n", said(m.logOf(p, "sees")))
 }

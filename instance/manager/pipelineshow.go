@@ -108,7 +108,17 @@ func (p *PipelineRun) Watch(job, status string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if j := p.jobLocked(job); j != nil && j.GetStatus() != status {
-		j.Status = status
+		j.Status, j.Why = status, ""
+		p.touch()
+	}
+}
+
+// Waits shows why a job waits, until its status changes.
+func (p *PipelineRun) Waits(job, why string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if j := p.jobLocked(job); j != nil && j.GetWhy() != why {
+		j.Why = termtext.Cut(why, maxJobLine)
 		p.touch()
 	}
 }
@@ -151,7 +161,7 @@ func (p *PipelineRun) showBuild(job string, attempt int, r *state.Record) {
 	j.Started = cmp.Or(j.GetStarted(), timeOf(r.Started))
 	j.Finished = timeOf(r.Ended)
 	if r.Phase == state.PhaseRunning {
-		j.Status = "running"
+		j.Status, j.Why = "running", ""
 	}
 	p.touch()
 }

@@ -23,8 +23,8 @@ func EnvironmentVars(environ, masked []string) ([]engine.Variable, error) {
 	return vars, checkMasked(vars, masked)
 }
 
-// checkMasked returns an error if a variable to be masked does not exist. The error does not have the text, which may be
-// the secret itself.
+// checkMasked returns an error if a variable to be masked does not exist. The error does not have the text, which may
+// be the secret itself.
 func checkMasked(vars []engine.Variable, masked []string) error {
 	for i, name := range masked {
 		if slices.ContainsFunc(vars, func(v engine.Variable) bool { return v.Key == name }) {

@@ -113,11 +113,15 @@ func (p *planned) Carry(ctx, abort context.Context, run *manager.PipelineRun) (_
 			if delay := delays[job]; status == delayed && delay > 0 {
 				run.Due(job, delay)
 			}
-			run.Watch(job, status)
+			if run.Watch(job, status); status == pipeline.Ready.String() {
+				run.Waits(job, "waits for other jobs of the pipeline (see --jobs)")
+			}
 		},
 		Lock: func(ctx context.Context, name string, a *carry.Attempt) (func(), error) {
 			unlock, err := run.Lock(ctx, name, attemptOf(a), func(holder string) {
-				a.Say("waits for the resource group " + name + ", which the build " + holder + " has")
+				line := "waits for the resource group " + name + ", which the build " + holder + " has"
+				a.Say(line)
+				run.Waits(a.Name, p.secrets.Mask(line))
 			})
 			if err != nil && a.Interruptible && run.IsRedundant() {
 				err = whole.ErrNewerCommit
@@ -126,7 +130,10 @@ func (p *planned) Carry(ctx, abort context.Context, run *manager.PipelineRun) (_
 		},
 		Enter: func(ctx context.Context, m whole.Member, tell func(string)) (context.Context, func(), error) {
 			own, leave, err := run.Enter(ctx, manager.PipelineTurn(m), func(holder string) {
-				tell(fmt.Sprintf("waits for the concurrency group %q, which the pipeline %s has", m.Group, holder))
+				line := fmt.Sprintf("waits for the concurrency group %q, which the pipeline %s has", m.Group, holder)
+				if tell(line); m.Job != "" {
+					run.Waits(m.Job, p.secrets.Mask(line))
+				}
 			})
 			if errors.Is(err, manager.ErrLeftGroup) {
 				err = whole.ErrCancelled
@@ -394,13 +401,16 @@ func (e executor) request(ctx context.Context, a *carry.Attempt) (*pb.SubmitRequ
 	job = job.With(&stepmuxv1.Job{
 		PassEnv: options.GetPassEnv(), UnsafeExports: options.GetUnsafeExports(), Env: options.GetEnv(),
 	})
-	req := &pb.SubmitRequest{Job: job, Artifacts: slices.Compact(slices.Sorted(slices.Values(a.Patterns())))}
+	unique := func(patterns []string) []string { return slices.Compact(slices.Sorted(slices.Values(patterns))) }
+	req := &pb.SubmitRequest{Job: job, Artifacts: unique(a.Patterns())}
 	var notes []string
 	req.Labels, notes = a.RunsOn.Choose(e.run.Labels())
 	for _, note := range notes {
 		e.run.Note(e.secrets.Mask(note))
 	}
-	req.Pipeline = &pb.PipelineBuild{}
+	req.Pipeline = &pb.PipelineBuild{
+		AfterSuccess: unique(a.PatternsAfter(true)), AfterFailure: unique(a.PatternsAfter(false)),
+	}
 	if err := e.contain(a, req.GetPipeline()); err != nil {
 		return nil, err
 	}

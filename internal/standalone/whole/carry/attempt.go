@@ -68,11 +68,23 @@ func (a *Attempt) Patterns() (all []string) {
 	if a.Artifacts.Untracked {
 		return []string{"."}
 	}
-	all = slices.Concat(a.Artifacts.Paths, a.ValueFiles)
-	if a.WithTests {
-		all = append(all, a.Tests...)
+	return slices.Concat(a.Artifacts.Paths, a.Reports())
+}
+
+// PatternsAfter are the Patterns after a job that succeeded, or that failed.
+func (a *Attempt) PatternsAfter(succeeded bool) []string {
+	if a.Artifacts.When.after(succeeded) {
+		return a.Patterns()
 	}
-	return all
+	return a.Reports()
+}
+
+// Reports are those of the patterns that GatherFrom needs after any outcome.
+func (a *Attempt) Reports() []string {
+	if !a.WithTests {
+		return a.ValueFiles
+	}
+	return slices.Concat(a.ValueFiles, a.Tests)
 }
 
 // Gather returns the outcome of an attempt from the directory in which the job has run.
