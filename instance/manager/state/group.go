@@ -100,12 +100,11 @@ func (s *Store) Advance(ctx context.Context, name, member string, cancels bool) 
 			switch {
 			case free:
 				g.Runs, g.Waits, g.Stop = member, "", false
+				err = s.putGroup(ctx, groupName(name), g)
 			case p == Outside:
 				g.Waits, g.Stop = member, g.Stop || cancels
-			default:
-				return p, g.Runs, nil
+				err = s.putGroup(ctx, groupName(name), g)
 			}
-			err = s.putGroup(ctx, groupName(name), g)
 			if errors.Is(err, ErrTaken) {
 				continue
 			}
