@@ -162,6 +162,11 @@ func repositoryOf(ctx context.Context, src standalone.Source) string {
 			return v.Value
 		}
 	}
+	for _, v := range src.Predefined {
+		if v.Name == "CI_PROJECT_PATH" {
+			return v.Value
+		}
+	}
 	dir := checkout.Repository(ctx, src.WorkDir)
 	if real, err := filepath.EvalSymlinks(dir); err == nil {
 		dir = real

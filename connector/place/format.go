@@ -3,6 +3,7 @@ package place
 import (
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/stepmux/stepmux/internal/yamltree"
 )
@@ -21,6 +22,16 @@ type formattedService struct {
 	Entrypoint []string          `json:"entrypoint,omitempty"`
 	Command    []string          `json:"command,omitempty"`
 	Env        map[string]string `json:"variables,omitempty"`
+	Health     *formattedHealth  `json:"healthcheck,omitempty"`
+}
+
+type formattedHealth struct {
+	Test        string `json:"test,omitempty"`
+	Disable     bool   `json:"disable,omitempty"`
+	Interval    string `json:"interval,omitempty"`
+	Timeout     string `json:"timeout,omitempty"`
+	StartPeriod string `json:"start_period,omitempty"`
+	Retries     int    `json:"retries,omitempty"`
 }
 
 // Format returns a text from which FromJob reads the image and the services of s, without its other fields. Of two
@@ -49,7 +60,7 @@ func Format(s *Spec) (string, error) {
 	}
 	services := []formattedService{}
 	for _, of := range s.Services {
-		one := formattedService{of.Image, of.Alias, of.Entrypoint, of.Command, map[string]string{}}
+		one := formattedService{of.Image, of.Alias, of.Entrypoint, of.Command, map[string]string{}, formatHealth(of.Health)}
 		for _, entry := range of.Env {
 			name, value, _ := strings.Cut(entry, "=")
 			one.Env[name] = value
@@ -61,4 +72,20 @@ func Format(s *Spec) (string, error) {
 	}
 	err := add(servicesKey, services)
 	return text.String(), err
+}
+
+func formatHealth(h *Health) *formattedHealth {
+	if h == nil {
+		return nil
+	}
+	span := func(d time.Duration) string {
+		if d == 0 {
+			return ""
+		}
+		return d.String()
+	}
+	return &formattedHealth{
+		Test: h.Test, Disable: h.Disabled, Interval: span(h.Interval), Timeout: span(h.Timeout),
+		StartPeriod: span(h.StartPeriod), Retries: h.Retries,
+	}
 }

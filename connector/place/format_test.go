@@ -2,6 +2,7 @@ package place_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -17,8 +18,13 @@ func TestAnImageAndServicesAreReadAsTheyWereWritten(t *testing.T) {
 			Image: "a", Pull: place.PullNever, Platform: "linux/arm64", User: "1000:1000", Entrypoint: []string{"/e", "x y"},
 			Services: []place.Service{{
 				Image: "db: #1", Alias: "d", Entrypoint: []string{""}, Command: []string{"-", "~", "{}"},
+				Health: &place.Health{
+					Test: "a && b", Interval: 1500 * time.Millisecond, Timeout: time.Minute, StartPeriod: time.Hour, Retries: 4,
+				},
 				Env: []string{"A=\u0085\u2028\ufeff\x7f \U0001f600\n\"", "B=1", "C=", "D=null"},
-			}},
+			}, {
+				Image: "e", Env: []string{}, Health: &place.Health{Disabled: true},
+			}, {Image: "h", Env: []string{}, Health: &place.Health{}}},
 		},
 	} {
 		text, err := place.Format(spec)

@@ -200,7 +200,7 @@ var allowed = map[string][]string{
 		"remote/step/action", "pipeline", "internal/boundedfile",
 		"internal/termtext", "remote/job/service", "remote/step/trace", "remote/step/trace/recording", "remote/job",
 		"remote/step/engine", "remote/step/fetch", "internal/standalone/gitlabci", "internal/standalone/answers",
-		"remote/step/lang", "remote/step/expr",
+		"remote/step/lang", "remote/step/expr", "remote/step/annotation",
 		"remote/step/mask", "remote/step/component", "remote/proc", "remote/isolate", "remote/api/**",
 	},
 	"internal/standalone/actionmirror": {
@@ -211,8 +211,8 @@ var allowed = map[string][]string{
 	},
 	"internal/standalone/whole": {
 		"internal/standalone", "internal/standalone/whole/carry", "pipeline", "remote/archive", "internal/rmtree",
-		"internal/boundedfile", "internal/filelock", "internal/pause", "remote/jobcache", "remote/step/lang",
-		"remote/step/mask", "internal/termtext",
+		"internal/boundedfile", "internal/filelock", "internal/lazyregexp", "internal/pause", "remote/jobcache",
+		"remote/step/lang", "remote/step/mask", "remote/step/annotation", "internal/termtext",
 	},
 	"internal/standalone/whole/carry": {
 		"internal/standalone", "remote/archive", "internal/rmtree", "internal/boundedfile", "remote/jobcache",

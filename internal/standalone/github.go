@@ -41,7 +41,7 @@ func readGitHub(src Source) (*Job, error) {
 	if err != nil {
 		return nil, err
 	}
-	j.Notices = notes
+	j.Notices = append(j.Notices, notes...)
 	return j, nil
 }
 
@@ -71,6 +71,9 @@ func gitHubJob(src Source, job *action.Job, run gitHubRun) (*Job, error) {
 	if run.inWorkflow {
 		inputs["in_workflow"] = true
 	}
+	if src.Repository != "" && bytes.Contains(src.Text, []byte(lang.Self)) { // a VM's older program has no such input
+		inputs["repository"] = src.Repository
+	}
 	if !src.NoFiles && (src.Answers != nil || hasFiles(src.WorkDir)) {
 		inputs["in_project"] = true
 	}
@@ -78,7 +81,8 @@ func gitHubJob(src Source, job *action.Job, run gitHubRun) (*Job, error) {
 	if src.InContainer {
 		inputs["in_container"] = true
 		var err error
-		if given.Container, given.Env, err = job.Container(run.matrix, run.inputs, run.needs, src.Vars); err != nil {
+		given.Container, given.Env, given.Notices, err = job.Container(run.matrix, run.inputs, run.needs, src.Vars)
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -88,7 +92,12 @@ func gitHubJob(src Source, job *action.Job, run gitHubRun) (*Job, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", src.Name, err)
 	}
-	def, err := lang.ParseCalled(src.Name, steps)
+	if isSent := src.Elsewhere || src.Answers != nil || src.InContainer; isSent && len(steps) > lang.MaxText {
+		return nil, fmt.Errorf("%s: the job %.64q: the workflow, its inputs, and the outputs of the jobs that the job needs "+
+			"have %d bytes together; a step runner takes %d MiB: make the outputs smaller, or use artifacts", src.Name,
+			job.Name, len(steps), lang.MaxText>>20)
+	}
+	def, err := lang.ParseKept(src.Name, string(steps))
 	if err != nil {
 		return nil, err
 	}

@@ -163,9 +163,12 @@ func (j opener) add(p *whole.Pipeline, v action.Values, b *action.Build, say fun
 		if err != nil {
 			return nil, err
 		}
+		for _, text := range compiled.Notices {
+			say(text)
+		}
 		prepared := &carry.Prepared{
 			Job: compiled, Outputs: j.job.HasOutputs(),
-			RunsOn: carry.RunsOn{Key: "runs-on", Labels: start.Labels, Pairs: true},
+			RunsOn: carry.RunsOn{Key: "runs-on", Labels: start.Labels, Pairs: true, Soft: action.GroupLabel},
 		}
 		if prepared.Outputs {
 			prepared.Values = func(_ string, r *standalone.Report) (map[string]string, error) {

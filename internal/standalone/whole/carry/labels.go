@@ -11,8 +11,10 @@ type RunsOn struct {
 	// of a VM; another one, such as gpu, for gpu=true.
 	Key    string
 	Labels []string
-	// Pairs says that a VM must have a label NAME=VALUE. Any VM runs a job with other labels that no VM has.
+	// Pairs says that a VM must have a label NAME=VALUE, unless NAME is Soft. Any VM runs a job with other labels that no
+	// VM has.
 	Pairs bool
+	Soft  string
 }
 
 // Choose returns the labels that a VM must have for the job, in a fleet whose VMs have the labels fleet. notes name the
@@ -25,7 +27,7 @@ func (r RunsOn) Choose(fleet []map[string]string) (wanted map[string]string, not
 		if !isPair {
 			value = "true"
 		}
-		if isPair && r.Pairs || has(fleet, name, value) {
+		if isPair && r.Pairs && name != r.Soft || has(fleet, name, value) {
 			wanted[name] = value
 		} else if l := strings.ToLower(label); l != "self-hosted" && l != "linux" && !strings.HasPrefix(l, "ubuntu-") {
 			notes = append(notes, fmt.Sprintf("%s: no VM of the fleet has the label %q: any VM runs such jobs", r.Key, label))

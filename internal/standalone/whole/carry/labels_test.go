@@ -19,6 +19,10 @@ func TestLabelsOfAJobAreThoseThatTheFleetHas(t *testing.T) {
 	require.Equal(t, map[string]string{"gpu": "true", "arm64": "true", "zone": "a"}, wanted)
 	require.Len(t, notes, 3)
 	require.Equal(t, `tags: no VM of the fleet has the label "disk=b": any VM runs such jobs`, notes[2])
+	wanted, notes = RunsOn{Labels: []string{"group=big", "group=small"}, Pairs: true, Soft: "group"}.Choose(
+		[]map[string]string{{"group": "big"}})
+	require.Equal(t, map[string]string{"group": "big"}, wanted)
+	require.Len(t, notes, 1)
 	wanted, notes = RunsOn{Labels: []string{"ubuntu-latest"}}.Choose([]map[string]string{{"ubuntu-latest": "true"}})
 	require.Equal(t, map[string]string{"ubuntu-latest": "true"}, wanted)
 	require.Empty(t, notes)
