@@ -30,9 +30,8 @@ type jobServices struct {
 	open   func() error           // begins the services, once
 	listen func() (string, error) // listens on the loopback interface, once, and returns the URL
 	temp   *tempDir
-	taken  *takenConns
 	server *actionservices.Server
-	http   []*boundedhttp.Server
+	http   *boundedhttp.Server // nil before listen
 }
 
 // newJobServices returns the services for a workflow, or nil if no job of it can use an action.
@@ -74,8 +73,6 @@ func (s *jobServices) begin() (err error) {
 		return err
 	}
 	s.server = actionservices.New(actionservices.Config{Dir: dir, Caches: s.caches})
-	s.taken = newTakenConns()
-	s.http = append(s.http, boundedhttp.ServeFiles(s.taken, s.server, nil))
 	return nil
 }
 
@@ -85,7 +82,7 @@ func (s *jobServices) beginHere() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	s.http = append(s.http, boundedhttp.ServeFiles(listener, s.server, nil))
+	s.http = boundedhttp.ServeFiles(listener, s.server, nil)
 	return "http://" + listener.Addr().String(), nil
 }
 
@@ -116,17 +113,21 @@ func (s *jobServices) of() (_ *connector.Services, end func() (made bool), err e
 	if s == nil {
 		return nil, func() bool { return false }, nil
 	}
-	token, end, err := s.register()
+	token, ended, err := s.register()
 	if err != nil {
 		return nil, nil, err
 	}
-	return &connector.Services{Token: token, Take: s.taken.take}, end, nil
+	door := s.server.Door(nil)
+	return &connector.Services{Token: token, Take: door.Take}, func() bool {
+		door.Close()
+		return ended()
+	}, nil
 }
 
 // close ends the services, and removes the artifacts.
 func (s *jobServices) close() (err error) {
-	for _, server := range s.http {
-		server.Close()
+	if s.http != nil {
+		s.http.Close()
 	}
 	if s.server != nil {
 		s.server.Close()
@@ -139,42 +140,3 @@ func (s *jobServices) close() (err error) {
 	}
 	return err
 }
-
-// takenConns is a listener whose connections others have accepted.
-type takenConns struct {
-	conns chan net.Conn
-	done  chan struct{}
-	close sync.Once
-}
-
-func newTakenConns() *takenConns {
-	return &takenConns{conns: make(chan net.Conn), done: make(chan struct{})}
-}
-
-// take passes a connection to Accept, or closes it if the listener is closed.
-func (l *takenConns) take(conn net.Conn) {
-	select {
-	case l.conns <- conn:
-	case <-l.done:
-		conn.Close()
-	}
-}
-
-// Accept implements net.Listener.
-func (l *takenConns) Accept() (net.Conn, error) {
-	select {
-	case conn := <-l.conns:
-		return conn, nil
-	case <-l.done:
-		return nil, net.ErrClosed
-	}
-}
-
-// Close implements net.Listener.
-func (l *takenConns) Close() error {
-	l.close.Do(func() { close(l.done) })
-	return nil
-}
-
-// Addr implements net.Listener. There is no address: each job has one of its own.
-func (l *takenConns) Addr() net.Addr { return &net.UnixAddr{Net: "unix"} }

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -27,47 +26,61 @@ const (
 	patience = time.Minute
 )
 
-// The bounds of a Config.
+// DefaultArtifacts bounds the artifacts of a run, in bytes, and defaultCaches all caches.
 const (
-	defaultArtifacts = 20 << 30
+	DefaultArtifacts = 20 << 30
 	defaultCaches    = 10 << 30
 )
 
 // Config says where a Server keeps files.
 type Config struct {
-	// Dir is a new directory of this user's, for the artifacts. The owner removes it after Close.
+	// Dir is a new directory of this user's, for the artifacts. The owner removes it after Close. Unused with a Store.
 	Dir string
 	// Caches is a directory for the caches of a project. Several processes may use it at the same time. It is made when
-	// the first cache is saved. If empty, there is no cache: nothing is found, and nothing is saved.
+	// the first cache is saved. If empty, there is no cache: nothing is found, and nothing is saved. Unused with a Store.
 	Caches string
-	// MaxArtifacts bounds the artifacts of all runs, in bytes; zero: 20 GiB. MaxCaches bounds the caches, of which the
-	// least recently used are removed; zero: 10 GiB.
-	MaxArtifacts, MaxCaches int64
+	// Store keeps artifacts and caches. If nil, they are in Dir and Caches. With a Store, the service for artifacts before
+	// v4 is refused: it has thousands of files, one by one.
+	Store Store
+	// MaxArtifacts bounds the artifacts of a run, in bytes; zero: 20 GiB. MaxCaches bounds a cache, and the directory
+	// Caches, of which the least recently used are removed; zero: 10 GiB. MaxUploads bounds all uploads that are not
+	// complete; zero: both together.
+	MaxArtifacts, MaxCaches, MaxUploads int64
+	// Secret signs URLs. If empty, a new one.
+	Secret []byte
 }
 
 // Job describes a job to the services.
 type Job struct {
-	// Run is the run of the job: its jobs see each other's artifacts. It is a number in decimal.
+	// Run is the run of the job: its jobs see each other's artifacts. It has no colon.
 	Run string
-	// Name is the name of the job, for nobody but the client's messages.
-	Name string
+	// Name is the name of the job. Build is its build, and Attempt that of the run: an artifact of an earlier Attempt, or
+	// of another Build of the job, makes way for one of the same name, as on GitHub.
+	Name, Build string
+	Attempt     int
+	// Project has the caches that the job finds. With the directory Caches it is unused.
+	Project string
 	// Scopes are the references of git whose caches the job finds, such as refs/heads/main, in order. It saves to the
 	// first one. If empty, there is one scope for all.
 	Scopes []string
+	// Key makes the token, with the other fields: the same Job has the same token in each process. If empty, a new one.
+	Key string
+	// Began is the time in the token. If zero, now.
+	Began time.Time
 }
 
 // Server serves artifacts and caches. It is safe for concurrent use.
 type Server struct {
-	cfg    Config
-	secret []byte // signs URLs
-	mux    *http.ServeMux
+	cfg   Config
+	store Store
+	room  room // for uploads that are not complete
+	mux   *http.ServeMux
 
 	mu       sync.Mutex // guards the following
 	number   int64      // of uploads and artifacts
 	sessions map[string]*session
 	runs     map[string]*run
 	uploads  map[int64]*upload
-	bytes    int64 // of artifacts
 }
 
 // session is a job that has not ended.
@@ -77,27 +90,38 @@ type session struct {
 	made bool   // artifacts; guarded by Server.mu
 }
 
-// run has the artifacts of a run.
+// run has the artifacts of a run that are trees of files.
 type run struct {
-	artifacts  map[string]*artifact
 	containers map[string]*container
+	bytes      int64 // of them
 }
 
 // New returns a Server. The caller closes it.
 func New(cfg Config) *Server {
 	if cfg.MaxArtifacts == 0 {
-		cfg.MaxArtifacts = defaultArtifacts
+		cfg.MaxArtifacts = DefaultArtifacts
 	}
 	if cfg.MaxCaches == 0 {
 		cfg.MaxCaches = defaultCaches
 	}
-	s := &Server{
-		cfg: cfg, secret: make([]byte, sha256.Size), mux: http.NewServeMux(), sessions: map[string]*session{},
-		runs: map[string]*run{}, uploads: map[int64]*upload{},
+	if cfg.MaxUploads == 0 {
+		cfg.MaxUploads = cfg.MaxArtifacts + cfg.MaxCaches
 	}
-	_, _ = rand.Read(s.secret) // it never fails
+	if len(cfg.Secret) == 0 {
+		cfg.Secret = make([]byte, sha256.Size)
+		_, _ = rand.Read(cfg.Secret) // it never fails
+	}
+	s := &Server{
+		cfg: cfg, store: cfg.Store, room: room{left: cfg.MaxUploads}, mux: http.NewServeMux(),
+		sessions: map[string]*session{}, runs: map[string]*run{}, uploads: map[int64]*upload{},
+	}
 	s.handleArtifacts()
-	s.handleContainers()
+	if s.store == nil {
+		s.store = &dirs{dir: cfg.Dir, caches: cfg.Caches, maxCaches: cfg.MaxCaches, runs: map[string]map[string]Artifact{}}
+		s.handleContainers()
+	} else {
+		s.mux.HandleFunc("/_apis/pipelines/workflows/", s.authorized(refuseContainers))
+	}
 	s.handleCaches()
 	s.handleBlobs()
 	return s
@@ -141,7 +165,7 @@ func (s *Server) Close() {
 	s.dropItems(nil)
 	s.mu.Unlock()
 	for _, u := range left {
-		u.discard()
+		u.spool.discard()
 	}
 }
 
@@ -149,7 +173,7 @@ func (s *Server) Close() {
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.mux.ServeHTTP(w, r) }
 
 // newToken returns a token in the form of a JSON Web Token (RFC 7519), as the clients read from it the run and the job.
-// Its last part is random: the token is known, and no signature is checked.
+// Its last part is secret: the token is known, and no signature is checked.
 func newToken(j Job) string {
 	part := func(v any) string {
 		text, err := json.Marshal(v)
@@ -158,12 +182,19 @@ func newToken(j Job) string {
 		}
 		return base64.RawURLEncoding.EncodeToString(text)
 	}
-	now := time.Now()
+	now := j.Began
+	if now.IsZero() {
+		now = time.Now()
+	}
+	key := j.Key
+	if key == "" {
+		key = rand.Text()
+	}
 	access, _ := json.Marshal([]map[string]any{{"Scope": j.Scopes[0], "Permission": 3}}) // as above
 	return part(map[string]string{"alg": "HS256", "typ": "JWT"}) + "." + part(map[string]any{
 		"scp": fmt.Sprintf("Actions.Results:%s:%s", j.Run, hex.EncodeToString([]byte(j.Name))), "ac": string(access),
 		"iat": now.Unix(), "nbf": now.Unix(), "exp": now.Add(24 * time.Hour).Unix(),
-	}) + "." + rand.Text()
+	}) + "." + key
 }
 
 // idOf returns the name under which a token is known. A lookup by it tells nothing about the token by its time.
@@ -200,7 +231,7 @@ func (s *Server) signed(r *http.Request, b *session, path string) string {
 }
 
 func (s *Server) sign(b *session, path string) string {
-	sum := hmac.New(sha256.New, s.secret)
+	sum := hmac.New(sha256.New, s.cfg.Secret)
 	fmt.Fprintf(sum, "%s %s", b.id, path)
 	return hex.EncodeToString(sum.Sum(nil))
 }
@@ -268,14 +299,20 @@ func reply(w http.ResponseWriter, status int, v any) {
 	_ = json.NewEncoder(w).Encode(v) // the client has gone
 }
 
+// request is a request whose answer may take long: see transfer.
+type request struct {
+	*http.Request
+	w http.ResponseWriter
+}
+
 // call returns a handler for requests and answers in JSON.
-func call[T any](s *Server, status int, do func(*http.Request, *session, *T) (any, error)) http.HandlerFunc {
+func call[T any](s *Server, status int, do func(request, *session, *T) (any, error)) http.HandlerFunc {
 	return s.authorized(func(w http.ResponseWriter, r *http.Request, b *session) error {
 		asked := new(T)
 		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequest)).Decode(asked); err != nil {
 			return refuse(http.StatusBadRequest, "the request is no JSON of its kind, or too long")
 		}
-		said, err := do(r, b, asked)
+		said, err := do(request{r, w}, b, asked)
 		if err == nil {
 			reply(w, status, said)
 		}
@@ -291,9 +328,9 @@ func (n *number) UnmarshalJSON(text []byte) error {
 	return json.Unmarshal([]byte(strings.Trim(string(text), `"`)), (*int64)(n))
 }
 
-// next returns a new number. s.mu is held.
+// next returns a new number, above those of a process before. s.mu is held.
 func (s *Server) next() int64 {
-	s.number++
+	s.number = max(s.number+1, time.Now().UnixMicro())
 	return s.number
 }
 
@@ -301,19 +338,16 @@ func (s *Server) next() int64 {
 func (s *Server) runOf(b *session) *run {
 	r := s.runs[b.Run]
 	if r == nil {
-		r = &run{artifacts: map[string]*artifact{}, containers: map[string]*container{}}
+		r = &run{containers: map[string]*container{}}
 		s.runs[b.Run] = r
 	}
 	return r
 }
 
-// path returns the path for the file of an artifact.
-func (s *Server) path(id int64) string { return filepath.Join(s.cfg.Dir, fmt.Sprintf("%d", id)) }
-
-// remove removes the file of an artifact. s.mu is held.
-func (s *Server) remove(id, size int64) {
-	_ = os.Remove(s.path(id)) // the directory goes later
-	s.bytes -= size
+// scratch returns the path for a new file of a job that is not complete.
+func (s *Server) scratch(b *session, id int64, caches bool) (string, error) {
+	dir, err := s.store.Scratch(caches)
+	return filepath.Join(dir, fmt.Sprintf("%s%.16s-%d", scratchPrefix, b.id, id)), err
 }
 
 // transfer gives a request the time that a file of size bytes may take.

@@ -23,18 +23,43 @@ type extent struct{ from, to int64 }
 type spool struct {
 	path  string
 	limit int64
+	room  *room
 
 	mu     sync.Mutex // guards the following
 	file   *os.File   // nil once the spool is sealed or discarded
 	end    int64      // of all pieces
 	pieces []extent   // that have arrived, or are on their way
 	under  int        // how many are on their way
+	held   int64      // bytes of room
 	blocks map[string]extent
 }
 
-func newSpool(path string, limit int64) (*spool, error) {
+func newSpool(path string, limit int64, of *room) (*spool, error) {
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
-	return &spool{path: path, limit: limit, file: file, blocks: map[string]extent{}}, err
+	return &spool{path: path, limit: limit, room: of, file: file, blocks: map[string]extent{}}, err
+}
+
+// room is what the uploads that are not complete may take on the disk, in bytes. It is safe for concurrent use.
+type room struct {
+	mu   sync.Mutex // guards the following
+	left int64
+}
+
+// take takes n bytes of room, or none if there are fewer.
+func (r *room) take(n int64) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if n > r.left {
+		return false
+	}
+	r.left -= n
+	return true
+}
+
+func (r *room) give(n int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.left += n
 }
 
 // The errors of pieces.
@@ -44,6 +69,7 @@ var (
 	errLength  = refuse(http.StatusLengthRequired, "the piece has no length")
 	errShort   = refuse(http.StatusBadRequest, "the piece is shorter or longer than its length says")
 	errTooBig  = refuse(http.StatusRequestEntityTooLarge, "the file is larger than stepmux accepts")
+	errNoRoom  = refuse(http.StatusInsufficientStorage, "the uploads of other jobs take all the room that stepmux has")
 	errPieces  = refuse(http.StatusBadRequest, "the upload has too many pieces")
 )
 
@@ -79,7 +105,11 @@ func (s *spool) put(from io.Reader, at, size int64, block string) error {
 	case slices.ContainsFunc(s.pieces, func(e extent) bool { return e.from < part.to && part.from < e.to }):
 		s.mu.Unlock()
 		return errOverlap
+	case !s.room.take(size):
+		s.mu.Unlock()
+		return errNoRoom
 	}
+	s.held += size
 	file := s.file
 	s.under++
 	s.pieces = append(s.pieces, part)
@@ -100,6 +130,7 @@ func (s *spool) put(from io.Reader, at, size int64, block string) error {
 	s.under--
 	if s.file == nil && s.under == 0 { // discard has left it open
 		file.Close()
+		s.releaseLocked()
 	}
 	if err != nil {
 		s.pieces = slices.DeleteFunc(s.pieces, func(e extent) bool { return e == part })
@@ -140,11 +171,21 @@ func (s *spool) commit(blocks []string) error {
 	}
 	s.pieces, s.end = []extent{{0, at}}, at
 	clear(s.blocks)
+	s.room.give(s.held - at)
+	s.held = at
 	return nil
 }
 
 // rewrite writes parts of the file one after the other. s.mu is held.
 func (s *spool) rewrite(order []extent) (err error) {
+	var size int64
+	for _, e := range order {
+		size += e.to - e.from
+	}
+	if !s.room.take(size) {
+		return errNoRoom
+	}
+	s.held += size
 	path := s.path + "~"
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -197,6 +238,18 @@ func (s *spool) seal(size int64) (int64, error) {
 	return at, err
 }
 
+// release gives the room of the file back, which has another owner or is gone.
+func (s *spool) release() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.releaseLocked()
+}
+
+func (s *spool) releaseLocked() {
+	s.room.give(s.held)
+	s.held = 0
+}
+
 // discard removes the file. It does nothing to a file that was sealed.
 func (s *spool) discard() {
 	s.mu.Lock()
@@ -204,8 +257,9 @@ func (s *spool) discard() {
 	if s.file == nil {
 		return
 	}
-	if s.under == 0 {
-		s.file.Close() // else the last piece closes it
+	if s.under == 0 { // else the last piece does it
+		s.file.Close()
+		s.releaseLocked()
 	}
 	s.file = nil
 	_ = os.Remove(s.path) // its directory goes later

@@ -110,7 +110,7 @@ var allowed = map[string][]string{
 		"connector/place/**", "connector/files", "instance/manager/access",
 		"instance/manager/archive", "instance/manager/claims", "instance/manager/command", "instance/manager/natscall",
 		"instance/manager/seal", "instance/manager/sshdoor", "instance/manager/state",
-		"internal/contents", "internal/wire", "internal/pause", "internal/rmtree",
+		"internal/actionservices", "internal/contents", "internal/wire", "internal/pause", "internal/rmtree",
 		"internal/labels", "remote/step/lang", // for warnings about the scripts of jobs
 	},
 	// The driver of GitLab Runner's custom executor. A runner starts it several times for each job: it stays small.
@@ -320,7 +320,9 @@ var allowed = map[string][]string{
 	"internal/gcpace":                 {},
 	"internal/testing/remotetest":     {"internal/wire"},
 	"internal/boundedhttp":            {},
-	"internal/actionservices":         {"internal/boundedfile", "internal/oserr", "internal/rmtree"},
+	"internal/actionservices": {
+		"internal/boundedfile", "internal/boundedhttp", "internal/oserr", "internal/rmtree",
+	},
 	"internal/privatefile":            {"internal/boundedfile", "internal/contents"},
 	"internal/boundedfile":            {},
 	"internal/filesum":                {"internal/boundedfile"},
