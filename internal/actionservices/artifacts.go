@@ -19,7 +19,7 @@ type upload struct {
 	id      int64
 	session *session
 	spool   *spool
-	// One of these says what the file becomes.
+	// The file becomes one of these.
 	artifact *Artifact
 	cache    *Cache
 }

@@ -25,7 +25,7 @@ const (
 	// The directory of a cache has these files. Its name begins with cachePrefix.
 	cacheFile, cacheContent = "cache.json", "content"
 	cachePrefix             = "actions-"
-	// scratchPrefix begins the name of what is not complete among the caches.
+	// scratchPrefix begins the name of a file or directory that is not complete.
 	scratchPrefix = "~actions-"
 	// maxCaches bounds the caches that are looked at.
 	maxCaches = 10_000
@@ -108,7 +108,9 @@ func (d *dirs) Use(_ context.Context, content string) (bool, error) {
 }
 
 // Open opens a file.
-func (d *dirs) Open(_ context.Context, content string) (*os.File, error) { return os.Open(d.path(content)) }
+func (d *dirs) Open(_ context.Context, content string) (*os.File, error) {
+	return os.Open(d.path(content))
+}
 
 // nameOf returns the name of the directory of a cache.
 func nameOf(c *Cache) string {
@@ -175,7 +177,7 @@ func (d *dirs) KeepCache(_ context.Context, _ string, c Cache, file string) erro
 		err = os.Rename(dir, filepath.Join(d.caches, name))
 	}
 	if err != nil {
-		_ = rmtree.Remove(dir) // what is left is removed when it was not used for long
+		_ = rmtree.Remove(dir) // a sweep removes the rest
 	}
 	return err
 }
@@ -195,7 +197,7 @@ func (d *dirs) makeRoom(size int64) {
 		}
 		scratch := filepath.Join(d.caches, scratchPrefix+rand.Text())
 		if os.Rename(filepath.Join(d.caches, c.Content), scratch) == nil {
-			_ = rmtree.Remove(scratch) // as above
+			_ = rmtree.Remove(scratch) // as in KeepCache
 		}
 		size -= c.Size
 	}

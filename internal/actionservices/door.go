@@ -40,7 +40,7 @@ func (d *Door) Take(conn net.Conn) {
 	}
 }
 
-// Close ends all connections, and waits for what serves them. It is idempotent.
+// Close ends all connections, and waits for their goroutines. It is idempotent.
 func (d *Door) Close() {
 	d.mu.Lock()
 	if !d.over {

@@ -39,13 +39,13 @@ func newSpool(path string, limit int64, of *room) (*spool, error) {
 	return &spool{path: path, limit: limit, room: of, file: file, blocks: map[string]extent{}}, err
 }
 
-// room is what the uploads that are not complete may take on the disk, in bytes. It is safe for concurrent use.
+// room counts the bytes that uploads may take on the disk until they are complete. It is safe for concurrent use.
 type room struct {
 	mu   sync.Mutex // guards the following
 	left int64
 }
 
-// take takes n bytes of room, or none if there are fewer.
+// take takes n bytes of room. It fails if there are fewer.
 func (r *room) take(n int64) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

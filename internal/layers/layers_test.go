@@ -199,7 +199,7 @@ var allowed = map[string][]string{
 		"remote/step/action", "pipeline", "internal/boundedfile",
 		"internal/termtext", "remote/job/service", "remote/step/trace", "remote/step/trace/recording", "remote/job",
 		"remote/step/engine", "remote/step/fetch", "internal/standalone/gitlabci", "internal/standalone/answers",
-		"remote/step/lang", "remote/step/expr",
+		"remote/step/lang", "remote/step/expr", "remote/step/annotation",
 		"remote/step/mask", "remote/step/component", "remote/proc", "remote/isolate", "remote/api/**",
 	},
 	"internal/standalone/actionmirror": {
@@ -211,7 +211,7 @@ var allowed = map[string][]string{
 	"internal/standalone/whole": {
 		"internal/standalone", "internal/standalone/whole/carry", "pipeline", "remote/archive", "internal/rmtree",
 		"internal/boundedfile", "internal/filelock", "internal/pause", "remote/jobcache", "remote/step/lang",
-		"remote/step/mask",
+		"remote/step/mask", "remote/step/annotation",
 	},
 	"internal/standalone/whole/carry": {
 		"internal/standalone", "remote/archive", "internal/rmtree", "internal/boundedfile", "remote/jobcache",
@@ -297,6 +297,9 @@ var allowed = map[string][]string{
 	"internal/percent":    {},
 	"internal/subprocess": {},
 	"internal/firstuse":   {"internal/boundedfile", "internal/filelock"},
+	"internal/actionservices": {
+		"internal/boundedfile", "internal/boundedhttp", "internal/oserr", "internal/rmtree",
+	},
 	"internal/sshtarget": {
 		"mux", "mux/login", "internal/boundedfile", "internal/percent", "internal/subprocess",
 	},
@@ -320,9 +323,6 @@ var allowed = map[string][]string{
 	"internal/gcpace":                 {},
 	"internal/testing/remotetest":     {"internal/wire"},
 	"internal/boundedhttp":            {},
-	"internal/actionservices": {
-		"internal/boundedfile", "internal/boundedhttp", "internal/oserr", "internal/rmtree",
-	},
 	"internal/privatefile":            {"internal/boundedfile", "internal/contents"},
 	"internal/boundedfile":            {},
 	"internal/filesum":                {"internal/boundedfile"},

@@ -37,9 +37,11 @@ const (
 	callsSubject    = "stepmux.calls"
 
 	// The beginnings of the keys of the bucket: the record, the sealed request and the jobs of a pipeline, by its ID, the
-	// sealed outputs of its builds, by their IDs, the locks of resource groups, and caches.
+	// sealed outputs of its builds, by their IDs, the locks of resource groups, caches, and the files of actions: the
+	// artifacts of a pipeline by its ID, and the caches of a project.
 	recordKey, requestKey, jobsKey, outputsKey = "record.", "request.", "jobs.", "outputs."
 	lockKey, cacheKey                          = "lock.", "cache."
+	artifactKey, actionCacheKey                = "artifact.", "actions."
 
 	// pipelinePrefix begins the ID of a pipeline, and those of its builds. No other build has it.
 	pipelinePrefix = "p-"

@@ -132,8 +132,8 @@ func (s *Store) Lock(ctx context.Context, name, build string) (holder string, er
 	}
 }
 
-// ForgetPipelines removes the requests, the jobs and the records of builds of pipelines whose record is not kept any
-// more, if they are older than an age.
+// ForgetPipelines removes the requests, the jobs, the artifacts and the records of builds of pipelines whose record is
+// not kept any more, if they are older than an age.
 func (s *Store) ForgetPipelines(ctx context.Context, age time.Duration) error {
 	known := map[string]bool{}
 	keys, err := keysOf(ctx, s.Pipelines)
@@ -147,10 +147,16 @@ func (s *Store) ForgetPipelines(ctx context.Context, age time.Duration) error {
 	}
 	for key, created := range keys {
 		kind, id, _ := strings.Cut(key, ".")
-		if kind += "."; kind == outputsKey {
+		switch kind += "."; kind {
+		case requestKey, jobsKey:
+		case outputsKey:
 			id = pipelineOf(id)
+		case artifactKey:
+			id, _, _ = strings.Cut(id, ".")
+		default:
+			continue
 		}
-		if kind != requestKey && kind != jobsKey && kind != outputsKey || known[id] || time.Since(created) < age {
+		if known[id] || time.Since(created) < age {
 			continue
 		}
 		if _, err := s.Purge(ctx, s.Pipelines, key, jetstream.WithMsgTTL(recordMark)); err != nil {
