@@ -87,7 +87,7 @@ func (f *localFlags) wholeConfig(ctx context.Context) (cfg standalone.Config, er
 	if cfg, err = f.config(ctx); err != nil {
 		return cfg, err
 	}
-	if err := f.whole.checkTests(flagFile{"the job", f.input}, flagFile{"--report", f.report}); err != nil {
+	if err := f.whole.checkReports([]flagFile{{"the job", f.input}}, flagFile{"--report", f.report}); err != nil {
 		return cfg, err
 	}
 	cfg.WorkDir, err = f.dir()

@@ -28,7 +28,8 @@ type runFiles struct {
 	traces      string
 	provenances string
 	provenanceFlags
-	lost atomic.Bool // a file could not be written on this machine
+	remarks bool        // the traces are also read for the annotations and summaries of jobs
+	lost    atomic.Bool // a file could not be written on this machine
 }
 
 func (f *runFiles) register(fl *pflag.FlagSet) {
@@ -42,8 +43,8 @@ func (f *runFiles) register(fl *pflag.FlagSet) {
 }
 
 // prepare checks the flags of a run of files, with this number of builds. passphrase is the command for the passphrases
-// of keys. Provenance is made from traces: without --output-file they are in a temporary directory, which remove
-// removes.
+// of keys. Provenance and remarks are made from traces: without --output-file they are in a temporary directory, which
+// remove removes.
 func (f *runFiles) prepare(
 	ctx context.Context, files []string, builds int, passphrase []string,
 ) (remove func(), err error) {
@@ -67,7 +68,7 @@ func (f *runFiles) prepare(
 	if err := areApart(inputs, results...); err != nil {
 		return nil, err
 	}
-	if f.provenances == "" || f.traces != "" {
+	if f.provenances == "" && !f.remarks || f.traces != "" {
 		return func() {}, nil
 	}
 	dir, err := makeTempDir(ctx, "traces-")
@@ -116,7 +117,7 @@ func (f *runFiles) traced(job connector.Job, build string, say func(string)) con
 	if f.traces == "" {
 		return job
 	}
-	file := &traceFile{path: strings.ReplaceAll(f.traces, buildMark, build)}
+	file := &traceFile{path: f.traceOf(build)}
 	job.Trace = file
 	job.OnTrace = func(err error) {
 		if err = file.end(err); err != nil {
@@ -132,6 +133,24 @@ func (f *runFiles) traced(job connector.Job, build string, say func(string)) con
 		}
 	}
 	return job
+}
+
+// traceOf returns the name of the file with the trace of a build.
+func (f *runFiles) traceOf(build string) string {
+	return strings.ReplaceAll(f.traces, buildMark, build)
+}
+
+// stepsOf returns the reports of the steps of a build, from its trace. Without a trace, of which traced tells, there
+// are none.
+func (f *runFiles) stepsOf(build string) []standalone.StepReport {
+	if !f.remarks {
+		return nil
+	}
+	t, err := trace.Read(f.traceOf(build))
+	if err != nil {
+		return nil
+	}
+	return standalone.ReportOf(t).Steps
 }
 
 // writeProvenance writes the provenance of a build, if that was asked for, from its trace.

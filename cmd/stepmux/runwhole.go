@@ -88,6 +88,7 @@ func (f *runFlags) runWhole(cmd *cobra.Command, r *jobReader, src standalone.Sou
 		return err
 	}
 	notices = append(notices, standalone.WarningsToTell(warningsOf(p))...)
+	f.remarks = f.whole.sarif != "" || f.whole.summaries != "" || f.output == "json" && src.Format == standalone.GitHub
 	removeTraces, err := f.prepare(cmd.Context(), []string{src.Name}, len(p.Jobs), f.way.PassphraseCommand)
 	if err != nil {
 		return err
@@ -129,7 +130,8 @@ func (f *runFlags) checkWhole(src standalone.Source, p *whole.Pipeline) error {
 	if err := f.checkScripts(warningsOf(p)); err != nil {
 		return err
 	}
-	if err := f.whole.checkTests(flagFile{"the job", src.Name}); err != nil {
+	files := []flagFile{{"--output-file", f.traces}, {"--provenance", f.provenances}}
+	if err := f.whole.checkReports([]flagFile{{"the job", src.Name}}, files...); err != nil {
 		return err
 	}
 	if err := f.check(f.inImage); err != nil {
@@ -270,6 +272,7 @@ func (v *onVMs) runOne(ctx, abort context.Context, one batch.Batch, outputs bool
 		return nil, context.Cause(ctx)
 	}
 	report := reportOnVM(ended)
+	report.Steps = v.stepsOf(one.Builds[0].ID)
 	report.SetStepOutputs(values, masked)
 	report.Passing = passing
 	return report, nil

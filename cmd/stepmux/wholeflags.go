@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/stepmux/stepmux/internal/buildinfo"
 	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/internal/standalone/checkout"
 	"github.com/stepmux/stepmux/internal/standalone/githubpipeline"
@@ -28,15 +29,17 @@ type wholeFlags struct {
 	list   bool
 	needs  bool
 	resume bool
-	tests  string
 	choice whole.Choice
 	event  eventFlags
+
+	// The files for reports.
+	tests, sarif, summaries string
 }
 
 // wholeNames are the names of wholeFlags.
 var wholeNames = []string{
-	"jobs", "list", "needs", "manual", "resume", "report-junit", "stage", "skip", "skip-trigger",
-	"wait-delayed",
+	"jobs", "list", "needs", "manual", "resume", "report-junit", "report-sarif", "report-summary", "stage", "skip",
+	"skip-trigger", "wait-delayed",
 }
 
 // register registers the flags. jobs is the default of --jobs, which the help calls otherwise.
@@ -49,6 +52,8 @@ func (f *wholeFlags) register(fl *pflag.FlagSet, jobs int, otherwise string) {
 	grouped(fl, pipelineGroup)
 	f.event.register(fl)
 	fileFlag(fl, &f.tests, "report-junit", "write the reports:junit of all jobs to this `FILE`, as one report")
+	fileFlag(fl, &f.sarif, "report-sarif", "write the annotations of all jobs to this `FILE`, in the form of SARIF")
+	fileFlag(fl, &f.summaries, "report-summary", "write the summaries of all jobs to this `FILE`, in Markdown")
 	grouped(fl, fileGroup)
 }
 
@@ -140,15 +145,20 @@ func warningsOf(p *whole.Pipeline) (all []standalone.Problem) {
 	return all
 }
 
-// checkTests checks --report-junit, which may not be a file of others.
-func (f *wholeFlags) checkTests(others ...flagFile) error {
-	if f.tests == "" {
-		return nil
+// checkReports checks the files for reports. They must not be inputs, nor the same as each other or as other results.
+func (f *wholeFlags) checkReports(inputs []flagFile, others ...flagFile) error {
+	own := []flagFile{
+		{"--report-junit", f.tests}, {"--report-sarif", f.sarif}, {"--report-summary", f.summaries},
 	}
-	if err := standalone.CheckOutputFile(f.tests); err != nil {
-		return fmt.Errorf("--report-junit: %w", err)
+	for _, r := range own {
+		if r.file == "" {
+			continue
+		}
+		if err := standalone.CheckOutputFile(r.file); err != nil {
+			return fmt.Errorf("%s: %w", r.flag, err)
+		}
 	}
-	return areApart(others, flagFile{"--report-junit", f.tests})
+	return areApart(inputs, append(others, own...)...)
 }
 
 // config returns the configuration for a run of p, the pipeline of src, whose project is in the work directory of cfg.
@@ -191,7 +201,7 @@ func (f *wholeFlags) config(
 	return of, nil
 }
 
-// write shows how the jobs of a pipeline ended, and writes the report of their tests.
+// write shows how the jobs of a pipeline ended, and writes the files of reports.
 func (f *wholeFlags) write(report *whole.Report, show *reporter) (err error) {
 	if show.json {
 		err = writeJSON(show.out, report)
@@ -200,6 +210,13 @@ func (f *wholeFlags) write(report *whole.Report, show *reporter) (err error) {
 	}
 	if f.tests != "" {
 		err = errors.Join(err, standalone.WriteFile(f.tests, report.Tests))
+	}
+	if f.summaries != "" {
+		err = errors.Join(err, standalone.WriteFile(f.summaries, report.Summaries()))
+	}
+	if f.sarif != "" {
+		text, broken := report.SARIF(buildinfo.Version())
+		err = errors.Join(err, broken, standalone.WriteFile(f.sarif, text))
 	}
 	return err
 }

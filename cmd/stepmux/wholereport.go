@@ -132,6 +132,9 @@ func summarize(show *reporter, r *whole.Report) {
 	seconds := func(s float64) time.Duration {
 		return time.Duration(s * float64(time.Second)).Round(10 * time.Millisecond)
 	}
+	for _, line := range remarkLines(r.Remarks()) {
+		show.showLine(line)
+	}
 	path := r.CriticalPath
 	text := strings.Join(path[:min(len(path), mostOnPath)], ", ")
 	if more := len(path) - mostOnPath; more > 0 {
@@ -147,6 +150,31 @@ func summarize(show *reporter, r *whole.Report) {
 	}
 	show.showLine(fmt.Sprintf("%s: %s in %v; the jobs took %v; critical path: %s", title, r.Status, seconds(r.Wall),
 		seconds(r.Busy), text))
+}
+
+// mostRemarks bounds the annotations that the summary shows.
+const mostRemarks = 20
+
+// remarkLines returns a line for each of the first annotations of a pipeline.
+func remarkLines(all []whole.Remark) (lines []string) {
+	for _, a := range all[:min(len(all), mostRemarks)] {
+		text := a.Level + ": " + a.Job + ": "
+		if a.File != "" {
+			text += a.File + ":"
+			if a.Line > 0 {
+				text += fmt.Sprintf("%d:", a.Line)
+			}
+			text += " "
+		}
+		if a.Title != "" {
+			text += a.Title + ": "
+		}
+		lines = append(lines, termtext.Cut(termtext.Line(text+a.Message), 400))
+	}
+	if more := len(all) - mostRemarks; more > 0 {
+		lines = append(lines, fmt.Sprintf("and %s; --report-sarif writes all", plural.Count(more, "more annotation")))
+	}
+	return lines
 }
 
 // jobLines returns a line for each job of a pipeline and, more indented, for those of its children.

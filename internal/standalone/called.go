@@ -36,14 +36,14 @@ func (w *Workflow) CheckCalls() error {
 // CheckCall reads the workflow that a job calls, if it does, and those that this one calls. An error names the place
 // of a call. Without Source.Fetch, only those of the project are read.
 func (w *Workflow) CheckCall(j *action.Job) error {
-	if of, is := j.Uses(); !is || of.Repository != "" && w.src.Fetch == nil && w.src.Answers == nil {
+	of, is := w.uses(j)
+	if !is || of.Repository != "" && w.src.Fetch == nil && w.src.Answers == nil {
 		return nil
 	}
 	c, err := w.find(j)
 	if err != nil {
 		return err
 	}
-	of, _ := j.Uses()
 	if slices.Contains(w.chain, of.Text) {
 		return fmt.Errorf("%s: the workflow %.160s calls itself, directly or by others", j.UsesPlace(), of.Text)
 	}
@@ -52,9 +52,15 @@ func (w *Workflow) CheckCall(j *action.Job) error {
 	}).CheckCalls()
 }
 
+// uses returns the workflow that a job calls. is is false for a job with steps.
+func (w *Workflow) uses(j *action.Job) (of action.Uses, is bool) {
+	of, is = j.Uses()
+	return of.From(w.src.Repository), is
+}
+
 // find returns the workflow that a job calls. Each is read once.
 func (w *Workflow) find(j *action.Job) (*called, error) {
-	of, _ := j.Uses()
+	of, _ := w.uses(j)
 	if w.depth+1 >= maxCalls {
 		return nil, fmt.Errorf("%s: %.160s: more than %d workflows call each other", j.UsesPlace(), of.Text, maxCalls)
 	}
@@ -81,7 +87,7 @@ func (w *Workflow) read(of action.Uses) *called {
 		return c
 	}
 	if of.Repository != "" {
-		c.src.Name = of.Text
+		c.src.Name, c.src.Repository = of.Text, of.Repository+"@"+of.Rev
 	}
 	c.Workflow, c.err = action.ReadWorkflow(c.src.Name, c.src.Text)
 	return c

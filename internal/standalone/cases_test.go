@@ -167,7 +167,7 @@ func (c *testCase) runFetching(t *testing.T, tr *trial, j *Job) *Report {
 		engine.Place{WorkDir: tr.cfg.WorkDir, ScriptDir: t.TempDir(), Stdout: tr.cfg.Stdout, Stderr: tr.cfg.Stderr})
 	return &Report{
 		Status: result.Status.String(), ExitCode: &result.ExitCode, Message: result.Message,
-		Steps: stepReports(result.Steps),
+		Steps: stepReports(result.Steps, tr.cfg.WorkDir),
 	}
 }
 

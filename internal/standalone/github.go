@@ -71,6 +71,9 @@ func gitHubJob(src Source, job *action.Job, run gitHubRun) (*Job, error) {
 	if run.inWorkflow {
 		inputs["in_workflow"] = true
 	}
+	if src.Repository != "" && bytes.Contains(src.Text, []byte(lang.Self)) { // a VM's older program has no such input
+		inputs["repository"] = src.Repository
+	}
 	if !src.NoFiles && (src.Answers != nil || hasFiles(src.WorkDir)) {
 		inputs["in_project"] = true
 	}

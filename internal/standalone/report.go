@@ -3,9 +3,11 @@ package standalone
 import (
 	"encoding/json"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/stepmux/stepmux/remote/job"
+	"github.com/stepmux/stepmux/remote/step/annotation"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/expr"
 	"github.com/stepmux/stepmux/remote/step/mask"
@@ -52,7 +54,10 @@ type StepReport struct {
 	Duration float64          `json:"duration_s"`
 	Outputs  map[string]value `json:"outputs,omitempty"`
 	Exports  map[string]value `json:"exports,omitempty"`
-	Steps    []StepReport     `json:"steps,omitempty"`
+	// Annotations are remarks about files of the project, and Summary is a text in Markdown. Only actions have them.
+	Annotations []annotation.Annotation `json:"annotations,omitempty"`
+	Summary     string                  `json:"summary,omitempty"`
+	Steps       []StepReport            `json:"steps,omitempty"`
 }
 
 const schema = "stepmux-result/v1"
@@ -69,7 +74,8 @@ const (
 	System    Reason = "system"    // this machine failed
 )
 
-func newReport(stat job.Stat, r engine.Result) *Report {
+// newReport makes the report of a job that ran in dir.
+func newReport(stat job.Stat, r engine.Result, dir string) *Report {
 	return &Report{
 		Schema:   schema,
 		Status:   r.Status.String(),
@@ -81,7 +87,7 @@ func newReport(stat job.Stat, r engine.Result) *Report {
 		Duration: stat.Finished.Sub(stat.Started).Seconds(),
 		Outputs:  valuesOf(r.Outputs),
 		Exports:  valuesOf(r.Exports),
-		Steps:    stepReports(r.Steps),
+		Steps:    stepReports(r.Steps, dir),
 	}
 }
 
@@ -105,7 +111,8 @@ func tracedSteps(steps []trace.Step, runs map[string]*trace.StepRun) []StepRepor
 		s := &steps[i]
 		reports[i] = StepReport{
 			Name: s.Name, Status: s.Status, ExitCode: s.ExitCode, Outputs: tracedValues(s.Outputs),
-			Exports: tracedValues(s.Exports), Steps: tracedSteps(s.Steps, runs),
+			Exports: tracedValues(s.Exports), Annotations: within(trace.WorkDir, s.Annotations), Summary: s.Summary.Value,
+			Steps: tracedSteps(s.Steps, runs),
 		}
 		if run := runs[s.Path]; run != nil {
 			r := &reports[i]
@@ -147,26 +154,54 @@ func reasonOf(r engine.Result) Reason {
 	}
 }
 
-func stepReports(results []engine.StepResult) []StepReport {
+func stepReports(results []engine.StepResult, dir string) []StepReport {
 	reports := make([]StepReport, len(results))
 	for i, r := range results {
 		reports[i] = StepReport{
-			Name:     r.Name,
-			Status:   r.Status.String(),
-			ExitCode: trace.ExitCode(r.Status.String(), r.ExitCode),
-			Message:  r.Message,
-			Warnings: r.Warnings,
-			Started:  r.Started,
-			Finished: r.Finished,
-			Outputs:  valuesOf(r.Outputs),
-			Exports:  valuesOf(r.Exports),
-			Steps:    stepReports(r.Steps),
+			Name:        r.Name,
+			Status:      r.Status.String(),
+			ExitCode:    trace.ExitCode(r.Status.String(), r.ExitCode),
+			Message:     r.Message,
+			Warnings:    r.Warnings,
+			Started:     r.Started,
+			Finished:    r.Finished,
+			Outputs:     valuesOf(r.Outputs),
+			Exports:     valuesOf(r.Exports),
+			Annotations: within(dir, r.Annotations),
+			Summary:     r.Summary,
+			Steps:       stepReports(r.Steps, dir),
 		}
 		if !r.Finished.IsZero() {
 			reports[i].Duration = r.Finished.Sub(r.Started).Seconds()
 		}
 	}
 	return reports
+}
+
+// within returns annotations in which the names of files below dir, the directory of the job, are relative to it.
+func within(dir string, list []annotation.Annotation) []annotation.Annotation {
+	list = slices.Clone(list)
+	for i := range list {
+		list[i].File = strings.TrimPrefix(list[i].File, dir+"/")
+	}
+	return list
+}
+
+// Remarks returns the annotations of all steps, and their summaries as one text, in the order of the steps.
+func (r *Report) Remarks() (annotations []annotation.Annotation, summary string) {
+	var text strings.Builder
+	var of func(steps []StepReport)
+	of = func(steps []StepReport) {
+		for _, s := range steps {
+			annotations = append(annotations, s.Annotations...)
+			if text.WriteString(s.Summary); s.Summary != "" && !strings.HasSuffix(s.Summary, "\n") {
+				text.WriteByte('\n')
+			}
+			of(s.Steps)
+		}
+	}
+	of(r.Steps)
+	return annotations, text.String()
 }
 
 // value is a value whose JSON form is {"masked": true} if it is or contains a secret.
@@ -191,7 +226,10 @@ func (r *Report) SetStepOutputs(outputs map[string]string, masked []string) {
 	for _, name := range masked {
 		values[name] = value{expr.Value{}.MarkSensitive()}
 	}
-	r.Steps = []StepReport{{Outputs: values}}
+	if len(r.Steps) == 0 {
+		r.Steps = make([]StepReport, 1)
+	}
+	r.Steps[0].Outputs = values
 }
 
 // StepOutputs returns the outputs of the only step of a job, and the names of those that contain secrets.

@@ -128,7 +128,7 @@ func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err er
 	if err != nil {
 		return nil, err
 	}
-	report = newReport(stat, result)
+	report = newReport(stat, result, cfg.WorkDir)
 	if cfg.Trace != nil {
 		file, traceErr := follower.Trace()
 		switch {

@@ -86,6 +86,8 @@ type Source struct {
 	// Ignored returns the files in WorkDir that are not part of the project, and the directories, which end with a slash.
 	// Rules and includes of a .gitlab-ci.yml do not find them. May be nil.
 	Ignored func() ([]string, error)
+	// Repository is the owner/name@revision that the text of a workflow comes from. It is empty for the project.
+	Repository string
 	// Fetch fetches the repository of a workflow that is called, and returns its directory and a function that releases
 	// it. If nil, such a workflow is an error.
 	Fetch func(of action.Uses) (dir string, release func(), err error)

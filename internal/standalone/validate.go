@@ -166,8 +166,9 @@ func (v *Verdict) gitHub(text []byte, workDir string) {
 		return
 	}
 	for _, ref := range w.Uses() {
-		if strings.HasPrefix(ref, "./") {
-			if _, err := action.LocalUses(filepath.Join(workDir, ref), ref); err != nil {
+		dir, isOwn := strings.CutPrefix(ref, lang.Self)
+		if isOwn || strings.HasPrefix(ref, "./") {
+			if _, err := action.LocalUses(filepath.Join(workDir, dir), ref); err != nil {
 				v.add(err)
 			}
 		}

@@ -80,7 +80,8 @@ func Fill(ctx context.Context, server, dir, project string, uses []string, tell 
 			return fmt.Errorf("there are more than %d actions", maxActions)
 		}
 		if ref.GetRev() == "" && ref.GetUrl() == "" {
-			nested, err := action.LocalUses(filepath.Join(project, filepath.FromSlash(ref.GetPath())), text)
+			own := strings.TrimPrefix(ref.GetPath(), lang.Self)
+			nested, err := action.LocalUses(filepath.Join(project, filepath.FromSlash(own)), text)
 			if err != nil {
 				return err
 			}
@@ -144,6 +145,11 @@ func (m *mirror) add(ctx context.Context, ref *pb.Reference) (commit string, use
 			return "", nil, err
 		}
 		uses, err := action.ManifestUses(lang.Describe(ref)+"/"+path.Base(file), []byte(text))
+		for i, of := range uses {
+			if dir, isOwn := strings.CutPrefix(of, lang.Self); isOwn {
+				uses[i] = ref.GetRepository() + "/" + dir + "@" + ref.GetRev()
+			}
+		}
 		return commit, uses, err
 	}
 	return commit, nil, nil // it has only a Dockerfile

@@ -17,4 +17,7 @@ func TestLabelsOfAJobAreThoseThatTheFleetHas(t *testing.T) {
 	wanted, unknown = githubpipeline.Labels([]string{"ubuntu-latest"}, []map[string]string{{"ubuntu-latest": "true"}})
 	require.Equal(t, map[string]string{"ubuntu-latest": "true"}, wanted)
 	require.Empty(t, unknown)
+	wanted, unknown = githubpipeline.Labels([]string{"group=big", "group=small"}, []map[string]string{{"group": "big"}})
+	require.Equal(t, map[string]string{"group": "big"}, wanted)
+	require.Equal(t, []string{"group=small"}, unknown)
 }

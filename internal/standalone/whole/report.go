@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/pipeline"
+	"github.com/stepmux/stepmux/remote/step/annotation"
 )
 
 // The values of Report.Status.
@@ -46,6 +47,10 @@ type JobReport struct {
 	Started  time.Time `json:"started,omitzero"`
 	Finished time.Time `json:"finished,omitzero"`
 	Duration float64   `json:"duration_s,omitempty"`
+	// Annotations are remarks about files of the project, and Summary is a text in Markdown. Only actions have them, and
+	// only if the Executor knows them.
+	Annotations []annotation.Annotation `json:"annotations,omitempty"`
+	Summary     string                  `json:"summary,omitempty"`
 	// Child is the report of the pipeline that the job started.
 	Child *Report `json:"pipeline,omitempty"`
 }
@@ -122,6 +127,7 @@ func (c *carrier) jobReport(run *pipeline.Progress, node int) JobReport {
 		return r
 	}
 	r.Attempts = s.Attempt
+	r.Annotations, r.Summary = c.done[node].annotations, c.done[node].summary
 	if r.Started, r.Finished = c.done[node].began, s.Ended; j.Trigger != nil {
 		r.Started = s.Began // it has no slot
 	}

@@ -79,11 +79,13 @@ type runner struct {
 
 	redundant redundancy
 
-	mu      sync.Mutex         // guards the following
-	systems []error            // failures of this machine
-	told    map[string]bool    // notices
-	passing []string           // jobs whose artifacts end with the run
-	reports map[string]*Report // of child pipelines, by the names of the jobs that started them
+	mu      sync.Mutex      // guards the following
+	systems []error         // failures of this machine
+	told    map[string]bool // notices
+	passing []string        // jobs whose artifacts end with the run
+	// annotated and summarized are the sizes of the remarks of all jobs.
+	annotated, summarized int
+	reports               map[string]*Report // of child pipelines, by the names of the jobs that started them
 }
 
 // Run runs the pipeline to its end. When ctx ends, jobs get SIGTERM, their grace and SIGKILL, and no others start. When
@@ -306,4 +308,5 @@ type made struct {
 	values  map[string]string
 	resumed bool // the job ran in an earlier run
 	anew    bool // a job that opens, or one before it, has run in this run
+	remarks
 }

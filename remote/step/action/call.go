@@ -25,9 +25,9 @@ type calling struct {
 
 // Uses names the workflow that a job calls.
 type Uses struct {
-	// Text is the reference as it is written.
+	// Text is the reference.
 	Text string
-	// Repository is owner/name, and Rev its revision. They are empty for a workflow of the project.
+	// Repository is owner/name, and Rev its revision. They are empty for a workflow in the repository of the caller.
 	Repository, Rev string
 	// Path is the path of the file in its repository.
 	Path string
@@ -44,13 +44,27 @@ func (u Uses) URL() string {
 	return githubServer + "/" + u.Repository
 }
 
+// From returns u for a caller whose repository is owner/name@revision; the text is empty if that is the project.
+func (u Uses) From(repository string) Uses {
+	if u.Repository != "" || repository == "" {
+		return u
+	}
+	u.Repository, u.Rev, _ = strings.Cut(repository, "@")
+	u.Text = u.Repository + "/" + u.Path + "@" + u.Rev
+	return u
+}
+
 // IsPinned reports whether the revision is the full name of a commit, or the workflow is one of the project.
 func (u Uses) IsPinned() bool { return u.Repository == "" || isCommit(u.Rev) }
 
-// readUses reads the reference of a workflow: ./.github/workflows/FILE, or OWNER/NAME/.github/workflows/FILE@REVISION.
+// readUses reads the reference of a workflow: ./.github/workflows/FILE, or $/ in place of ./, or
+// OWNER/NAME/.github/workflows/FILE@REVISION.
 func readUses(text string) (u Uses, err error) {
 	u.Text = text
 	file, isLocal := strings.CutPrefix(text, "./")
+	if !isLocal {
+		file, isLocal = strings.CutPrefix(text, lang.Self)
+	}
 	if !isLocal {
 		var rest string
 		rest, u.Rev, _ = strings.Cut(text, "@")
@@ -63,7 +77,7 @@ func readUses(text string) (u Uses, err error) {
 	isFile := path.Dir(file) == workflowsDir && path.Clean(file) == file &&
 		slices.Contains([]string{".yml", ".yaml"}, path.Ext(file))
 	if !isFile || !isLocal && u.Repository == "" {
-		return u, fmt.Errorf("%.160q names no workflow: write ./%s/NAME.yml, or OWNER/REPOSITORY/%[2]s/NAME.yml@REVISION",
+		return u, fmt.Errorf("%.160q names no workflow: write $/%s/NAME.yml, or OWNER/REPOSITORY/%[2]s/NAME.yml@REVISION",
 			text, workflowsDir)
 	}
 	return u, nil

@@ -254,6 +254,7 @@ const (
 	inputInputs   = "inputs"
 	inputFile     = "file" // name of the text in errors
 
+	inputRepository  = "repository"
 	inputInContainer = "in_container"
 	inputInProject   = "in_project"
 
@@ -272,7 +273,7 @@ func (s *session) runJob(ctx context.Context) engine.Result {
 	}
 	s.github["workflow"] = expression.String(cmp.Or(s.variable(callerVariable), j.workflow))
 	s.github["job"] = expression.String(j.Name)
-	s.inProject = c.Inputs[inputInProject].Truthy()
+	s.inProject, s.repository = c.Inputs[inputInProject].Truthy(), c.Inputs[inputRepository].Text()
 	object := func(input string) expression.Value {
 		v, _ := c.Inputs[input].Any().(map[string]any)
 		return expression.New(v)

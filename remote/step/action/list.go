@@ -6,11 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"google.golang.org/protobuf/proto"
 
 	"github.com/stepmux/stepmux/internal/sortedkeys"
 	"github.com/stepmux/stepmux/remote/step/action/expression"
@@ -66,7 +69,8 @@ func (l *list) names() []string {
 // returns the first result of a pre stage that failed.
 func (l *list) prepare(ctx context.Context, results []engine.StepResult) (failed engine.Result, err error) {
 	for i, s := range l.specs {
-		if s.uses == "" || strings.HasPrefix(s.uses, ".") || l.inProject && s.isCheckout() {
+		isSelf := strings.HasPrefix(s.uses, lang.Self) && l.repository == ""
+		if s.uses == "" || strings.HasPrefix(s.uses, ".") || isSelf && !l.inProject || l.inProject && s.isCheckout() {
 			continue
 		}
 		if err := l.loadStep(ctx, s); err != nil {
@@ -98,14 +102,48 @@ func (l *list) loadStep(ctx context.Context, s *step) error {
 	}
 	ref, err := lang.ParseAction(s.uses)
 	if err == nil {
-		s.loaded, err = l.load(ctx, ref, func(path string) (dir, root string, err error) {
-			return filepath.Join(l.work(), path), "", nil
-		})
+		if dir, isSelf := strings.CutPrefix(ref.GetPath(), lang.Self); isSelf {
+			s.loaded, err = l.loadOwn(ctx, dir)
+		} else {
+			s.loaded, err = l.load(ctx, ref, l.inWork)
+		}
 	}
 	if err != nil {
 		return l.at(s.line, err)
 	}
 	return nil
+}
+
+// inWork finds a directory of the project.
+func (l *list) inWork(path string) (dir, root string, err error) {
+	return filepath.Join(l.work(), path), "", nil
+}
+
+// loadOwn finds the action in dir of the repository that the list comes from.
+func (l *list) loadOwn(ctx context.Context, dir string) (*loaded, error) {
+	in := l.action
+	if in == nil || in.root == "" {
+		text := "./" + dir
+		if in == nil && l.repository != "" {
+			name, rev, _ := strings.Cut(l.repository, "@")
+			text = name + "/" + dir + "@" + rev
+		}
+		ref, err := lang.ParseAction(text)
+		if err != nil {
+			return nil, err
+		}
+		return l.load(ctx, ref, l.inWork)
+	}
+	a := &loaded{root: in.root, dir: filepath.Join(in.root, filepath.FromSlash(dir)), component: in.component}
+	a.ref = proto.CloneOf(in.ref)
+	a.ref.Path = dir
+	open := l.call.Open
+	if a.component != nil {
+		open = os.OpenFile
+	}
+	var err error
+	a.manifest, err = readManifest(open, a.dir, a.name())
+	return a, err
 }
 
 // at adds the place to err.

@@ -146,6 +146,32 @@ func TestRemoteActionsNestAndAreRecordedByTheirCommit(t *testing.T) {
 	tr.succeed()
 }
 
+// A reference that begins with $/ is to the repository of the file that has it, whatever is in the project.
+func TestActionsOfTheSameRepository(t *testing.T) {
+	mirror := t.TempDir()
+	says := func(text string) string {
+		return composite + "    - {shell: bash, run: 'echo \"" + text + " $GITHUB_ACTION_REPOSITORY\"'}\n"
+	}
+	commit := repository(t, mirror, "octo/tools", "v1", map[string]string{
+		"sub/action.yml": composite + "    - uses: $/lib\n    - uses: ./lib\n    - uses: $//nested/\n",
+		"lib/action.yml": says("tool"), "nested/action.yml": composite + "    - uses: $/lib\n",
+	})
+	tr := newTrial(t)
+	tr.remotes(mirror)
+	tr.file("lib/action.yml", says("project"))
+	tr.file("local/action.yml", composite+"    - uses: $/lib\n")
+	tr.workflow("- uses: octo/tools/sub@v1\n- uses: $/local\n- uses: $/lib\n")
+	res := tr.succeed()
+	require.Contains(t, tr.log.String(), "tool octo/tools\nproject \ntool octo/tools\nproject \nproject \n")
+	require.Equal(t, commit, res.Steps[0].Steps[0].Steps[0].Source.Commit)
+	tr.workflow("- uses: octo/tools/none@v1\n")
+	tr.fail("none")
+	for _, text := range []string{"$/", "$/../x", "$x"} {
+		tr.workflow("- uses: " + text + "\n")
+		tr.fail("uses: the action is not valid")
+	}
+}
+
 // The pre stage of an action ran, and no post stage after it, if a later action could not be fetched.
 func TestNoStageRunsIfAnActionIsUnavailable(t *testing.T) {
 	mirror := t.TempDir()

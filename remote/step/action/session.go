@@ -45,6 +45,8 @@ type session struct {
 	matrix, needs, strategy expression.Value
 	// inProject says that the work directory has the user's project, which actions/checkout must not replace.
 	inProject bool
+	// repository is owner/name@revision of the workflow's file. It is empty for a file of the project.
+	repository string
 
 	github map[string]expression.Value // the context github
 	global map[string]string           // variables that steps have set; they override those of the call

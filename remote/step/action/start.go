@@ -238,6 +238,9 @@ func (s *Start) read(e *evaluator, key string, t *tree) (err error) {
 // maxMinutes bounds timeout-minutes.
 const maxMinutes = 1e6
 
+// GroupLabel is the name of the label that stands for the group of runs-on.
+const GroupLabel = "group"
+
 // labels returns the labels of runs-on: one, a list, or those of a mapping.
 func (e *evaluator) labels(t *tree) (labels []string, err error) {
 	v, err := e.value(t, "runs-on")
@@ -245,13 +248,15 @@ func (e *evaluator) labels(t *tree) (labels []string, err error) {
 		return nil, err
 	}
 	if v.Kind() == "Object" {
-		for name, value := range v.Properties() {
-			if name == "labels" {
+		given := v.Properties()
+		v = expression.New([]any{})
+		for name, value := range given {
+			switch name {
+			case "labels":
 				v = value
+			case "group":
+				labels = append(labels, GroupLabel+"="+value.Text())
 			}
-		}
-		if v.Kind() == "Object" { // it has a group alone
-			return nil, nil
 		}
 	}
 	list, isList := v.Any().([]any)

@@ -96,7 +96,7 @@ jobs:
 	require.EqualError(t, err, "w.yml:8:22: timeout-minutes is a number above 0, not a list")
 	got, err = w.Jobs[2].Start(v, b)
 	require.NoError(t, err)
-	require.Equal(t, Start{Group: "g"}, got)
+	require.Equal(t, Start{Group: "g", Labels: []string{"group=large"}}, got)
 	got, err = w.Jobs[3].Start(v, b)
 	require.NoError(t, err)
 	require.Equal(t, Start{Timeout: maxMinutes * time.Minute, Labels: []string{"a", "1"}}, got)
@@ -130,7 +130,7 @@ func TestNotesOfAWholeWorkflow(t *testing.T) {
 	w, err := ReadWorkflow("w.yml", []byte(`
 on: [push, pull_request]
 concurrency: g
-permissions: read-all
+permissions: {id-token: write, contents: read}
 jobs:
   a: {needs: [], if: true, timeout-minutes: 1, permissions: {}, colour: red, environment: x, steps: [{run: x}]}
   b: {services: {db: {image: x}}, concurrency: x, strategy: {matrix: {a: [1]}}, steps: [{run: x}]}
@@ -148,6 +148,8 @@ jobs:
 	require.Equal(t, []string{"push", "pull_request"}, w.Events)
 	require.Equal(t, []string{
 		"w.yml:4: permissions has no effect: a token has the permissions that it was made with",
+		"w.yml:4: id-token has no effect: there is no OIDC service, so getting a token fails; pass a secret " +
+			"(--var NAME --mask NAME)",
 	}, w.Notes())
 	require.Equal(t, []string{
 		"w.yml:6: permissions has no effect: a token has the permissions that it was made with",

@@ -58,6 +58,7 @@ var ignored = map[string]string{
 	"snapshot":          "there are no images of machines",
 	"timeout-minutes":   "the limit of the job is that of --timeout",
 	"continue-on-error": "no other job depends on this one",
+	"id-token":          "there is no OIDC service, so getting a token fails; pass a secret (--var NAME --mask NAME)",
 	"run-name":          "", "name": "", "description": "", "runs-on": "", "cancel-timeout-minutes": "",
 }
 
@@ -98,6 +99,8 @@ func (r *reader) workflow(root *yaml.Node) (j *Job, jobs []yamltree.Entry) {
 			j.defaults(r, p.Value, false)
 		case "jobs":
 			jobs = r.Mapping(p.Value, "jobs")
+		case "permissions":
+			j.permissions(r, p)
 		case "concurrency":
 			j.ignore(p)
 			j.group = r.tree(p.Value, p.Key, contexts(groupContexts))
@@ -126,6 +129,8 @@ func (r *reader) job(j *Job, found yamltree.Entry) (call *yaml.Node) {
 		case "concurrency", "continue-on-error", "timeout-minutes", "runs-on":
 			j.ignore(p)
 			j.atStart[p.Key] = r.tree(p.Value, p.Key, contexts(startContexts))
+		case "permissions":
+			j.permissions(r, p)
 		case "env":
 			j.env = append(slices.Clip(j.env), r.settings(p.Value, p.Key)...)
 		case "defaults":
@@ -183,6 +188,18 @@ func (r *reader) job(j *Job, found yamltree.Entry) (call *yaml.Node) {
 
 // ignore keeps a key for writeNotes.
 func (j *Job) ignore(p yamltree.Entry) { j.ignored = append(j.ignored, p.At) }
+
+// permissions keeps the key, and the one in it that asks for a token of OIDC.
+func (j *Job) permissions(r *reader, p yamltree.Entry) {
+	j.ignore(p)
+	if n := r.Value(p.Value); n.Kind == yaml.MappingNode {
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			if key := n.Content[i]; key.Value == "id-token" && n.Content[i+1].Value == "write" {
+				j.ignored = append(j.ignored, key)
+			}
+		}
+	}
+}
 
 // writeNotes writes the notes to the job's output. hasMatrix says that the job got values of a matrix, and inContainer
 // that it runs in its container, beside its services.

@@ -14,8 +14,13 @@ const GitHubJobStep = "github/job"
 
 const dockerScheme = "docker://"
 
-// ParseAction reads the reference to a GitHub Action: ./directory, owner/repository[/directory]@revision, or
-// docker://image. The second form may begin with https://host/; then /-/ may end the repository.
+// Self begins the reference to an action or a workflow in the repository of the file that has the reference, at the
+// commit of that file. The rest is a path.
+const Self = "$/"
+
+// ParseAction reads the reference to a GitHub Action: ./directory, $/directory (see [Self]),
+// owner/repository[/directory]@revision, or docker://image. The third form may begin with https://host/; then /-/ may
+// end the repository.
 func ParseAction(text string) (*pb.Reference, error) {
 	ref := &pb.Reference{Protocol: pb.Reference_action}
 	switch {
@@ -28,6 +33,13 @@ func ParseAction(text string) (*pb.Reference, error) {
 		return ref, nil
 	case strings.HasPrefix(text, dockerScheme) && len(text) > len(dockerScheme):
 		ref.Url = text
+		return ref, nil
+	case strings.HasPrefix(text, Self):
+		dir := strings.Trim(text[len(Self):], "/")
+		if path.Clean(dir) != dir || strings.HasPrefix(dir, "..") {
+			return nil, errors.New("the action is not valid; after $/ write its directory in the repository")
+		}
+		ref.Path = Self + dir
 		return ref, nil
 	}
 	wrong := errors.New("the action is not valid; write owner/repository@revision, owner/repository/directory@revision, " +

@@ -15,6 +15,8 @@ func TestReferencesToActionsAreRead(t *testing.T) {
 		"a.b/c_d-e/sub/dir@feature/x":    {Repository: "a.b/c_d-e", Path: "sub/dir", Rev: "feature/x"},
 		"./":                             {Path: "./"},
 		"./.github/actions/x":            {Path: "./.github/actions/x"},
+		"$/.github/actions/x":            {Path: "$/.github/actions/x"},
+		"$/x@v1":                         {Path: "$/x@v1"},
 		"docker://alpine:3.22":           {Url: "docker://alpine:3.22"},
 		"https://h/group/sub/p@v1":       {Url: "https://h/group/sub/p", Rev: "v1"},
 		"https://h/group/p/-/a/b@v1":     {Url: "https://h/group/p", Path: "a/b", Rev: "v1"},
@@ -29,12 +31,17 @@ func TestReferencesToActionsAreRead(t *testing.T) {
 	}
 	for _, text := range []string{
 		"", "checkout", "actions/checkout", "actions/checkout@", "a/b@-x", "-a/b@v1", "a/../b@v1", "a/b/../c@v1",
-		"../a@v1/..\x00",
+		"../a@v1/..\x00", "$/", "$/..", "$/a/../b", "$", "$a/b@v1\x00",
 		"a/b@v1 --upload-pack=x", "docker://", "file:///etc@v1", "ssh://h/x/y@v1", "a b/c@v1", "./..@/x\n",
 	} {
 		_, err := ParseAction(text)
 		require.Error(t, err, "%q", text)
 	}
+}
+
+func TestAStepHasNoRepositoryOfItsOwn(t *testing.T) {
+	_, err := Parse("j", []byte("- {name: a, action: $/lib}\n"))
+	require.ErrorContains(t, err, "j:1:21: $/ is for the steps of workflows and of actions; here write ./directory")
 }
 
 func TestInputsOfAnActionMayHaveNamesOfTheirOwn(t *testing.T) {

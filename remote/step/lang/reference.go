@@ -38,6 +38,8 @@ func (c *compiler) action(ref *draftReference) *pb.Reference {
 	action, err := ParseAction(ref.text.text)
 	if err != nil {
 		c.later(ref.at.errorf("%s", err))
+	} else if strings.HasPrefix(action.GetPath(), Self) {
+		c.later(ref.at.errorf("$/ is for the steps of workflows and of actions; here write ./directory"))
 	}
 	return action
 }
