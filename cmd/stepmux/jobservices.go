@@ -6,7 +6,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 
 	"github.com/stepmux/stepmux/connector"
@@ -14,7 +13,7 @@ import (
 	"github.com/stepmux/stepmux/internal/boundedhttp"
 	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/internal/standalone/checkout"
-	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
+	"github.com/stepmux/stepmux/internal/standalone/githubpipeline"
 	"github.com/stepmux/stepmux/remote/jobcache"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
@@ -39,28 +38,12 @@ func newJobServices(ctx context.Context, src standalone.Source) *jobServices {
 	if src.Format != standalone.GitHub || !bytes.Contains(src.Text, []byte("uses")) {
 		return nil
 	}
-	s := &jobServices{ctx: ctx, scopes: cacheScopes(src.Predefined)}
+	s := &jobServices{ctx: ctx, scopes: githubpipeline.CacheScopes(src.Predefined)}
 	s.open, s.listen = sync.OnceValue(s.begin), sync.OnceValues(s.beginHere)
 	if base, err := os.UserCacheDir(); err == nil {
 		s.caches = engine.CachesOf(base, engine.LocalProject(checkout.Repository(ctx, src.WorkDir)))
 	}
 	return s
-}
-
-// cacheScopes returns the references whose caches a job finds, as with GitHub: its own and the default branch.
-func cacheScopes(vars []gitlabci.Variable) (scopes []string) {
-	for _, of := range []struct{ name, prefix string }{
-		{"CI_COMMIT_TAG", "refs/tags/"}, {"CI_COMMIT_BRANCH", "refs/heads/"}, {"CI_DEFAULT_BRANCH", "refs/heads/"},
-	} {
-		i := slices.IndexFunc(vars, func(v gitlabci.Variable) bool { return v.Name == of.name && v.Value != "" })
-		if i < 0 {
-			continue
-		}
-		if ref := of.prefix + vars[i].Value; !slices.Contains(scopes, ref) {
-			scopes = append(scopes, ref)
-		}
-	}
-	return scopes
 }
 
 // begin begins the services.

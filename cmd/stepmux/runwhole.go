@@ -243,26 +243,29 @@ func (v *onVMs) Execute(ctx, abort context.Context, a *carry.Attempt) (*carry.Ou
 		started(build, on)
 		a.Started()
 	}
-	report, err := v.runOne(ctx, abort, one, a.Outputs)
+	report, err := v.runOne(ctx, abort, one, a)
 	if err != nil {
 		return nil, err
 	}
 	return a.GatherFrom(ctx, packed, report)
 }
 
-// runOne runs the only build of a batch. outputs says that its outputs are wanted.
-func (v *onVMs) runOne(ctx, abort context.Context, one batch.Batch, outputs bool) (*standalone.Report, error) {
+// runOne runs the only build of a batch, that of an attempt.
+func (v *onVMs) runOne(
+	ctx, abort context.Context, one batch.Batch, a *carry.Attempt,
+) (_ *standalone.Report, err error) {
 	var values map[string]string
 	var masked []string
 	job := &one.Builds[0].Job
-	if outputs {
+	if a.Outputs {
 		job.OnOutputs = func(given map[string]string, hidden []string) { values, masked = given, hidden }
 	}
-	services, made, err := v.services.of()
-	if err != nil {
-		return nil, err
+	made := func() bool { return false }
+	if a.Services {
+		if job.Services, made, err = v.services.of(); err != nil {
+			return nil, err
+		}
 	}
-	job.Services = services
 	ended := batch.Run(ctx, abort, v.vms.provider, one)[0]
 	passing := made()
 	v.mu.Lock()

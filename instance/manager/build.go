@@ -294,7 +294,11 @@ func (m *Manager) deliver(b *build, e *instance.Executor) error {
 			ctx, earlier(b.kept().Started, time.Now()).Add(limit), fmt.Errorf("the build took longer than %v", limit))
 		defer cancel()
 	}
-	return e.Execute(ctx, m.work(b))
+	job := m.work(b)
+	services, end := m.servicesOf(b)
+	defer end()
+	job.Services = services
+	return e.Execute(ctx, job)
 }
 
 // earlier returns the first of two times. The clock may have been set back since a build got its slot.

@@ -88,6 +88,9 @@ func (m *Manager) submitPipeline(ctx context.Context, req *pb.SubmitPipelineRequ
 	if err := m.checkLabels(req.GetLabels()); err != nil {
 		return "", err
 	}
+	if err := checkServices(req.GetServices()); err != nil {
+		return "", err
+	}
 	project := &pb.SubmitRequest{Project: req.GetProject(), ProjectBytes: req.GetProjectBytes()}
 	if err := m.checkFiles(ctx, project); err != nil {
 		return "", err

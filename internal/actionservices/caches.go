@@ -120,11 +120,11 @@ func (s *Server) handleCaches() {
 			}
 			return map[string]any{}, s.keepCache(r, u, int64(asked.Size))
 		}))
-	s.mux.HandleFunc("GET /caches/{content}", s.bySignature(s.downloadCache))
+	s.mux.HandleFunc("GET /caches/{content}/{size}", s.bySignature(s.downloadCache))
 }
 
 func (s *Server) cacheURL(r *http.Request, b *session, e *Cache) string {
-	return s.signed(r, b, "/caches/"+e.Content)
+	return s.signed(r, b, fmt.Sprintf("/caches/%s/%d", e.Content, e.Size))
 }
 
 // cacheUpload returns the upload of a cache that a request of v1 names.
@@ -163,11 +163,12 @@ func (s *Server) reserve(ctx context.Context, b *session, key, version string) (
 	if err != nil {
 		return nil, err
 	}
-	for _, other := range all {
+	for i := range all {
+		other := &all[i]
 		if other.Key != key || other.Version != version || other.Scope != e.Scope {
 			continue
 		}
-		kept, err := s.store.Use(ctx, other.Content)
+		kept, err := s.store.UseCache(ctx, b.Project, other)
 		if err == nil && kept {
 			err = errCached
 		}
@@ -227,7 +228,7 @@ func (s *Server) lookUp(ctx context.Context, b *session, keys []string, version 
 					if e.Scope != scope || e.Version != version || !is(e.Key) {
 						continue
 					}
-					if kept, err := s.store.Use(ctx, e.Content); err != nil || kept {
+					if kept, err := s.store.UseCache(ctx, b.Project, e); err != nil || kept {
 						return e, err
 					}
 				}
@@ -239,11 +240,9 @@ func (s *Server) lookUp(ctx context.Context, b *session, keys []string, version 
 
 // downloadCache answers with the content of a cache.
 func (s *Server) downloadCache(w http.ResponseWriter, r *http.Request, _ *session) error {
-	content := r.PathValue("content") // the URL is signed
-	if _, err := s.store.Use(r.Context(), content); err != nil {
-		return err
-	}
-	file, err := s.store.Open(r.Context(), content)
+	size, _ := strconv.ParseInt(r.PathValue("size"), 10, 64) // the URL is signed
+	transfer(w, size)
+	file, err := s.store.Open(r.Context(), r.PathValue("content"))
 	w.Header().Set("Content-Type", "application/octet-stream")
 	return send(w, r, file, err, time.Time{})
 }

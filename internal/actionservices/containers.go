@@ -283,6 +283,7 @@ func (s *Server) getItem(w http.ResponseWriter, r *http.Request, b *session) err
 	if found.gzip {
 		w.Header().Set("Content-Encoding", "gzip")
 	}
+	transfer(w, found.size)
 	file, err := os.Open(found.spool.path)
 	return send(w, r, file, err, found.created)
 }

@@ -96,9 +96,9 @@ func (d *dirs) path(content string) string {
 	return filepath.Join(d.dir, content)
 }
 
-// Use sets the time of a cache.
-func (d *dirs) Use(_ context.Context, content string) (bool, error) {
-	path := d.path(content)
+// UseCache sets the time of the directory.
+func (d *dirs) UseCache(_ context.Context, _ string, c *Cache) (bool, error) {
+	path := d.path(c.Content)
 	if _, err := os.Lstat(path); err != nil {
 		return false, nil //nolint:nilerr // it is of no use then
 	}

@@ -190,12 +190,15 @@ func newToken(j Job) string {
 	if key == "" {
 		key = rand.Text()
 	}
-	access, _ := json.Marshal([]map[string]any{{"Scope": j.Scopes[0], "Permission": 3}}) // as above
+	access, _ := json.Marshal([]map[string]any{{"Scope": cut(j.Scopes[0]), "Permission": 3}}) // as above
 	return part(map[string]string{"alg": "HS256", "typ": "JWT"}) + "." + part(map[string]any{
-		"scp": fmt.Sprintf("Actions.Results:%s:%s", j.Run, hex.EncodeToString([]byte(j.Name))), "ac": string(access),
+		"scp": fmt.Sprintf("Actions.Results:%s:%s", j.Run, hex.EncodeToString([]byte(cut(j.Name)))), "ac": string(access),
 		"iat": now.Unix(), "nbf": now.Unix(), "exp": now.Add(24 * time.Hour).Unix(),
 	}) + "." + key
 }
+
+// cut cuts a text for the token, which a step runner bounds. It is for the messages of clients.
+func cut(text string) string { return text[:min(len(text), 256)] }
 
 // idOf returns the name under which a token is known. A lookup by it tells nothing about the token by its time.
 func idOf(token string) string {

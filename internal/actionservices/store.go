@@ -49,8 +49,8 @@ type Store interface {
 	Caches(ctx context.Context, project string) ([]Cache, error)
 	// KeepCache is KeepArtifact for a cache. If there is one of that key, version and scope, the error is fs.ErrExist.
 	KeepCache(ctx context.Context, project string, c Cache, file string) error
-	// Use notes the use of a Content, and reports whether it is there.
-	Use(ctx context.Context, content string) (bool, error)
+	// UseCache notes the use of a cache, and reports whether its file is there.
+	UseCache(ctx context.Context, project string, c *Cache) (bool, error)
 	// Open opens a Content. The caller closes the file. Without it the error is fs.ErrNotExist.
 	Open(ctx context.Context, content string) (*os.File, error)
 }

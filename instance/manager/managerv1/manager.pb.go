@@ -2356,7 +2356,9 @@ type SubmitPipelineRequest struct {
 	// slots bounds the jobs that are queued or run at once. 0, or more than the manager's bound: that.
 	Slots int32 `protobuf:"varint,9,opt,name=slots,proto3" json:"slots,omitempty"`
 	// repository names the project for resource groups: of all its jobs of a group, one runs at a time.
-	Repository    string `protobuf:"bytes,10,opt,name=repository,proto3" json:"repository,omitempty"`
+	Repository string `protobuf:"bytes,10,opt,name=repository,proto3" json:"repository,omitempty"`
+	// services are those for the actions of a workflow. The manager sets project and attempt. Not set: none.
+	Services      *PipelineServices `protobuf:"bytes,11,opt,name=services,proto3" json:"services,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2459,6 +2461,13 @@ func (x *SubmitPipelineRequest) GetRepository() string {
 		return x.Repository
 	}
 	return ""
+}
+
+func (x *SubmitPipelineRequest) GetServices() *PipelineServices {
+	if x != nil {
+		return x.Services
+	}
+	return nil
 }
 
 // PipelineSource is the text of a pipeline, and the answers that reading it needs.
@@ -3894,7 +3903,7 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\x0eReleaseRequest\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\tR\x05lease\"%\n" +
 	"\x0fReleaseResponse\x12\x12\n" +
-	"\x04left\x18\x01 \x03(\tR\x04left\"\xea\x03\n" +
+	"\x04left\x18\x01 \x03(\tR\x04left\"\xac\x04\n" +
 	"\x15SubmitPipelineRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12:\n" +
 	"\x06source\x18\x02 \x01(\v2\".stepmux.manager.v1.PipelineSourceR\x06source\x12:\n" +
@@ -3909,7 +3918,8 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\n" +
 	"repository\x18\n" +
 	" \x01(\tR\n" +
-	"repository\x1a9\n" +
+	"repository\x12@\n" +
+	"\bservices\x18\v \x01(\v2$.stepmux.manager.v1.PipelineServicesR\bservices\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x99\x04\n" +
@@ -4141,64 +4151,65 @@ var file_managerv1_manager_proto_depIdxs = []int32{
 	41, // 27: stepmux.manager.v1.SubmitPipelineRequest.choice:type_name -> stepmux.manager.v1.PipelineChoice
 	61, // 28: stepmux.manager.v1.SubmitPipelineRequest.options:type_name -> stepmux.v1.Job
 	58, // 29: stepmux.manager.v1.SubmitPipelineRequest.labels:type_name -> stepmux.manager.v1.SubmitPipelineRequest.LabelsEntry
-	59, // 30: stepmux.manager.v1.PipelineSource.inputs:type_name -> stepmux.manager.v1.PipelineSource.InputsEntry
-	38, // 31: stepmux.manager.v1.PipelineSource.predefined:type_name -> stepmux.manager.v1.NamedValue
-	39, // 32: stepmux.manager.v1.PipelineSource.files:type_name -> stepmux.manager.v1.SourceFile
-	39, // 33: stepmux.manager.v1.PipelineSource.elsewhere:type_name -> stepmux.manager.v1.SourceFile
-	40, // 34: stepmux.manager.v1.PipelineSource.changed:type_name -> stepmux.manager.v1.Changes
-	1,  // 35: stepmux.manager.v1.Pipeline.phase:type_name -> stepmux.manager.v1.Pipeline.Phase
-	62, // 36: stepmux.manager.v1.Pipeline.submitted:type_name -> google.protobuf.Timestamp
-	62, // 37: stepmux.manager.v1.Pipeline.started:type_name -> google.protobuf.Timestamp
-	62, // 38: stepmux.manager.v1.Pipeline.ended_at:type_name -> google.protobuf.Timestamp
-	44, // 39: stepmux.manager.v1.Pipeline.jobs:type_name -> stepmux.manager.v1.PipelineJob
-	60, // 40: stepmux.manager.v1.Pipeline.counts:type_name -> stepmux.manager.v1.Pipeline.CountsEntry
-	62, // 41: stepmux.manager.v1.PipelineJob.started:type_name -> google.protobuf.Timestamp
-	62, // 42: stepmux.manager.v1.PipelineJob.finished:type_name -> google.protobuf.Timestamp
-	43, // 43: stepmux.manager.v1.ListPipelinesResponse.pipelines:type_name -> stepmux.manager.v1.Pipeline
-	62, // 44: stepmux.manager.v1.AuditResponse.Entry.at:type_name -> google.protobuf.Timestamp
-	2,  // 45: stepmux.manager.v1.Manager.Submit:input_type -> stepmux.manager.v1.SubmitRequest
-	9,  // 46: stepmux.manager.v1.Manager.Get:input_type -> stepmux.manager.v1.GetRequest
-	12, // 47: stepmux.manager.v1.Manager.List:input_type -> stepmux.manager.v1.ListRequest
-	14, // 48: stepmux.manager.v1.Manager.Follow:input_type -> stepmux.manager.v1.FollowRequest
-	16, // 49: stepmux.manager.v1.Manager.Cancel:input_type -> stepmux.manager.v1.CancelRequest
-	18, // 50: stepmux.manager.v1.Manager.Audit:input_type -> stepmux.manager.v1.AuditRequest
-	20, // 51: stepmux.manager.v1.Manager.Status:input_type -> stepmux.manager.v1.StatusRequest
-	22, // 52: stepmux.manager.v1.Manager.Drain:input_type -> stepmux.manager.v1.DrainRequest
-	24, // 53: stepmux.manager.v1.Manager.Undrain:input_type -> stepmux.manager.v1.UndrainRequest
-	26, // 54: stepmux.manager.v1.Manager.KeepProject:input_type -> stepmux.manager.v1.KeepProjectRequest
-	28, // 55: stepmux.manager.v1.Manager.Artifacts:input_type -> stepmux.manager.v1.ArtifactsRequest
-	30, // 56: stepmux.manager.v1.Manager.Reserve:input_type -> stepmux.manager.v1.ReserveRequest
-	32, // 57: stepmux.manager.v1.Manager.Exec:input_type -> stepmux.manager.v1.ExecRequest
-	34, // 58: stepmux.manager.v1.Manager.Release:input_type -> stepmux.manager.v1.ReleaseRequest
-	36, // 59: stepmux.manager.v1.Manager.SubmitPipeline:input_type -> stepmux.manager.v1.SubmitPipelineRequest
-	45, // 60: stepmux.manager.v1.Manager.ListPipelines:input_type -> stepmux.manager.v1.ListPipelinesRequest
-	47, // 61: stepmux.manager.v1.Manager.GetPipeline:input_type -> stepmux.manager.v1.GetPipelineRequest
-	48, // 62: stepmux.manager.v1.Manager.PlayPipeline:input_type -> stepmux.manager.v1.PlayPipelineRequest
-	50, // 63: stepmux.manager.v1.Manager.RetryPipeline:input_type -> stepmux.manager.v1.RetryPipelineRequest
-	3,  // 64: stepmux.manager.v1.Manager.Submit:output_type -> stepmux.manager.v1.SubmitResponse
-	10, // 65: stepmux.manager.v1.Manager.Get:output_type -> stepmux.manager.v1.Build
-	13, // 66: stepmux.manager.v1.Manager.List:output_type -> stepmux.manager.v1.ListResponse
-	15, // 67: stepmux.manager.v1.Manager.Follow:output_type -> stepmux.manager.v1.FollowResponse
-	17, // 68: stepmux.manager.v1.Manager.Cancel:output_type -> stepmux.manager.v1.CancelResponse
-	19, // 69: stepmux.manager.v1.Manager.Audit:output_type -> stepmux.manager.v1.AuditResponse
-	21, // 70: stepmux.manager.v1.Manager.Status:output_type -> stepmux.manager.v1.StatusResponse
-	23, // 71: stepmux.manager.v1.Manager.Drain:output_type -> stepmux.manager.v1.DrainResponse
-	25, // 72: stepmux.manager.v1.Manager.Undrain:output_type -> stepmux.manager.v1.UndrainResponse
-	27, // 73: stepmux.manager.v1.Manager.KeepProject:output_type -> stepmux.manager.v1.KeepProjectResponse
-	29, // 74: stepmux.manager.v1.Manager.Artifacts:output_type -> stepmux.manager.v1.ArtifactsResponse
-	31, // 75: stepmux.manager.v1.Manager.Reserve:output_type -> stepmux.manager.v1.ReserveResponse
-	33, // 76: stepmux.manager.v1.Manager.Exec:output_type -> stepmux.manager.v1.ExecResponse
-	35, // 77: stepmux.manager.v1.Manager.Release:output_type -> stepmux.manager.v1.ReleaseResponse
-	42, // 78: stepmux.manager.v1.Manager.SubmitPipeline:output_type -> stepmux.manager.v1.SubmitPipelineResponse
-	46, // 79: stepmux.manager.v1.Manager.ListPipelines:output_type -> stepmux.manager.v1.ListPipelinesResponse
-	43, // 80: stepmux.manager.v1.Manager.GetPipeline:output_type -> stepmux.manager.v1.Pipeline
-	49, // 81: stepmux.manager.v1.Manager.PlayPipeline:output_type -> stepmux.manager.v1.PlayPipelineResponse
-	51, // 82: stepmux.manager.v1.Manager.RetryPipeline:output_type -> stepmux.manager.v1.RetryPipelineResponse
-	64, // [64:83] is the sub-list for method output_type
-	45, // [45:64] is the sub-list for method input_type
-	45, // [45:45] is the sub-list for extension type_name
-	45, // [45:45] is the sub-list for extension extendee
-	0,  // [0:45] is the sub-list for field type_name
+	5,  // 30: stepmux.manager.v1.SubmitPipelineRequest.services:type_name -> stepmux.manager.v1.PipelineServices
+	59, // 31: stepmux.manager.v1.PipelineSource.inputs:type_name -> stepmux.manager.v1.PipelineSource.InputsEntry
+	38, // 32: stepmux.manager.v1.PipelineSource.predefined:type_name -> stepmux.manager.v1.NamedValue
+	39, // 33: stepmux.manager.v1.PipelineSource.files:type_name -> stepmux.manager.v1.SourceFile
+	39, // 34: stepmux.manager.v1.PipelineSource.elsewhere:type_name -> stepmux.manager.v1.SourceFile
+	40, // 35: stepmux.manager.v1.PipelineSource.changed:type_name -> stepmux.manager.v1.Changes
+	1,  // 36: stepmux.manager.v1.Pipeline.phase:type_name -> stepmux.manager.v1.Pipeline.Phase
+	62, // 37: stepmux.manager.v1.Pipeline.submitted:type_name -> google.protobuf.Timestamp
+	62, // 38: stepmux.manager.v1.Pipeline.started:type_name -> google.protobuf.Timestamp
+	62, // 39: stepmux.manager.v1.Pipeline.ended_at:type_name -> google.protobuf.Timestamp
+	44, // 40: stepmux.manager.v1.Pipeline.jobs:type_name -> stepmux.manager.v1.PipelineJob
+	60, // 41: stepmux.manager.v1.Pipeline.counts:type_name -> stepmux.manager.v1.Pipeline.CountsEntry
+	62, // 42: stepmux.manager.v1.PipelineJob.started:type_name -> google.protobuf.Timestamp
+	62, // 43: stepmux.manager.v1.PipelineJob.finished:type_name -> google.protobuf.Timestamp
+	43, // 44: stepmux.manager.v1.ListPipelinesResponse.pipelines:type_name -> stepmux.manager.v1.Pipeline
+	62, // 45: stepmux.manager.v1.AuditResponse.Entry.at:type_name -> google.protobuf.Timestamp
+	2,  // 46: stepmux.manager.v1.Manager.Submit:input_type -> stepmux.manager.v1.SubmitRequest
+	9,  // 47: stepmux.manager.v1.Manager.Get:input_type -> stepmux.manager.v1.GetRequest
+	12, // 48: stepmux.manager.v1.Manager.List:input_type -> stepmux.manager.v1.ListRequest
+	14, // 49: stepmux.manager.v1.Manager.Follow:input_type -> stepmux.manager.v1.FollowRequest
+	16, // 50: stepmux.manager.v1.Manager.Cancel:input_type -> stepmux.manager.v1.CancelRequest
+	18, // 51: stepmux.manager.v1.Manager.Audit:input_type -> stepmux.manager.v1.AuditRequest
+	20, // 52: stepmux.manager.v1.Manager.Status:input_type -> stepmux.manager.v1.StatusRequest
+	22, // 53: stepmux.manager.v1.Manager.Drain:input_type -> stepmux.manager.v1.DrainRequest
+	24, // 54: stepmux.manager.v1.Manager.Undrain:input_type -> stepmux.manager.v1.UndrainRequest
+	26, // 55: stepmux.manager.v1.Manager.KeepProject:input_type -> stepmux.manager.v1.KeepProjectRequest
+	28, // 56: stepmux.manager.v1.Manager.Artifacts:input_type -> stepmux.manager.v1.ArtifactsRequest
+	30, // 57: stepmux.manager.v1.Manager.Reserve:input_type -> stepmux.manager.v1.ReserveRequest
+	32, // 58: stepmux.manager.v1.Manager.Exec:input_type -> stepmux.manager.v1.ExecRequest
+	34, // 59: stepmux.manager.v1.Manager.Release:input_type -> stepmux.manager.v1.ReleaseRequest
+	36, // 60: stepmux.manager.v1.Manager.SubmitPipeline:input_type -> stepmux.manager.v1.SubmitPipelineRequest
+	45, // 61: stepmux.manager.v1.Manager.ListPipelines:input_type -> stepmux.manager.v1.ListPipelinesRequest
+	47, // 62: stepmux.manager.v1.Manager.GetPipeline:input_type -> stepmux.manager.v1.GetPipelineRequest
+	48, // 63: stepmux.manager.v1.Manager.PlayPipeline:input_type -> stepmux.manager.v1.PlayPipelineRequest
+	50, // 64: stepmux.manager.v1.Manager.RetryPipeline:input_type -> stepmux.manager.v1.RetryPipelineRequest
+	3,  // 65: stepmux.manager.v1.Manager.Submit:output_type -> stepmux.manager.v1.SubmitResponse
+	10, // 66: stepmux.manager.v1.Manager.Get:output_type -> stepmux.manager.v1.Build
+	13, // 67: stepmux.manager.v1.Manager.List:output_type -> stepmux.manager.v1.ListResponse
+	15, // 68: stepmux.manager.v1.Manager.Follow:output_type -> stepmux.manager.v1.FollowResponse
+	17, // 69: stepmux.manager.v1.Manager.Cancel:output_type -> stepmux.manager.v1.CancelResponse
+	19, // 70: stepmux.manager.v1.Manager.Audit:output_type -> stepmux.manager.v1.AuditResponse
+	21, // 71: stepmux.manager.v1.Manager.Status:output_type -> stepmux.manager.v1.StatusResponse
+	23, // 72: stepmux.manager.v1.Manager.Drain:output_type -> stepmux.manager.v1.DrainResponse
+	25, // 73: stepmux.manager.v1.Manager.Undrain:output_type -> stepmux.manager.v1.UndrainResponse
+	27, // 74: stepmux.manager.v1.Manager.KeepProject:output_type -> stepmux.manager.v1.KeepProjectResponse
+	29, // 75: stepmux.manager.v1.Manager.Artifacts:output_type -> stepmux.manager.v1.ArtifactsResponse
+	31, // 76: stepmux.manager.v1.Manager.Reserve:output_type -> stepmux.manager.v1.ReserveResponse
+	33, // 77: stepmux.manager.v1.Manager.Exec:output_type -> stepmux.manager.v1.ExecResponse
+	35, // 78: stepmux.manager.v1.Manager.Release:output_type -> stepmux.manager.v1.ReleaseResponse
+	42, // 79: stepmux.manager.v1.Manager.SubmitPipeline:output_type -> stepmux.manager.v1.SubmitPipelineResponse
+	46, // 80: stepmux.manager.v1.Manager.ListPipelines:output_type -> stepmux.manager.v1.ListPipelinesResponse
+	43, // 81: stepmux.manager.v1.Manager.GetPipeline:output_type -> stepmux.manager.v1.Pipeline
+	49, // 82: stepmux.manager.v1.Manager.PlayPipeline:output_type -> stepmux.manager.v1.PlayPipelineResponse
+	51, // 83: stepmux.manager.v1.Manager.RetryPipeline:output_type -> stepmux.manager.v1.RetryPipelineResponse
+	65, // [65:84] is the sub-list for method output_type
+	46, // [46:65] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_managerv1_manager_proto_init() }

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -27,6 +28,9 @@ type File struct {
 	revision uint64
 }
 
+// Compare sorts files by their last use.
+func (f *File) Compare(other *File) int { return cmp.Compare(f.revision, other.revision) }
+
 // Files are the files of a pipeline or of a project. Each has a name there.
 type Files struct {
 	prefix string
@@ -37,7 +41,9 @@ type Files struct {
 func ArtifactsOf(pipeline string) Files { return Files{prefix: artifactKey + pipeline + "."} }
 
 // CachesOf returns the files of a project. Each is gone when it was not used for the age of builds that have ended.
-func CachesOf(project string) Files { return Files{prefix: actionCacheKey + hashOf(project) + ".", ages: true} }
+func CachesOf(project string) Files {
+	return Files{prefix: actionCacheKey + hashOf(project) + ".", ages: true}
+}
 
 func hashOf(name string) string {
 	sum := sha256.Sum256([]byte(name))

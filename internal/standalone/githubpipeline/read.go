@@ -51,9 +51,6 @@ func read(w *standalone.Workflow) (p *whole.Pipeline, err error) {
 		job := &whole.Job{
 			Name: j.Name, Base: j.Name, When: j.If(), Notices: j.Notes(w.InContainer()), Open: opener{w, j}.open,
 		}
-		if !w.HasServices() {
-			job.Notices = append(job.Notices, j.ServiceNotes()...)
-		}
 		if job.Builds, err = known(w, j); err != nil {
 			return nil, err
 		}
@@ -144,7 +141,9 @@ func (j opener) add(p *whole.Pipeline, v action.Values, b *action.Build, say fun
 		if err != nil {
 			return nil, err
 		}
-		prepared := &carry.Prepared{Job: compiled, RunsOn: start.Labels, Outputs: j.job.HasOutputs()}
+		prepared := &carry.Prepared{
+			Job: compiled, RunsOn: start.Labels, Outputs: j.job.HasOutputs(), Services: j.job.UsesActions(),
+		}
 		if prepared.Outputs {
 			prepared.Values = func(_ string, r *standalone.Report) (map[string]string, error) {
 				outputs, masked := r.StepOutputs()

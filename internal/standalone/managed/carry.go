@@ -349,6 +349,9 @@ func (e executor) request(ctx context.Context, a *carry.Attempt) (*pb.SubmitRequ
 		e.run.Note(fmt.Sprintf("runs-on: no VM of the fleet has the label %.80q: any VM runs such jobs", label))
 	}
 	req.Pipeline = &pb.PipelineBuild{}
+	if a.Services {
+		req.Pipeline.Services = e.asked.GetServices()
+	}
 	if err := e.findCaches(ctx, a, req.GetPipeline()); err != nil {
 		return nil, err
 	}
