@@ -38,7 +38,7 @@ func newJobServices(ctx context.Context, src standalone.Source) *jobServices {
 	if src.Format != standalone.GitHub || !bytes.Contains(src.Text, []byte("uses")) {
 		return nil
 	}
-	s := &jobServices{ctx: ctx, scopes: githubpipeline.CacheScopes(src.Predefined)}
+	s := &jobServices{ctx: ctx, scopes: githubpipeline.CacheScopes(src)}
 	s.open, s.listen = sync.OnceValue(s.begin), sync.OnceValues(s.beginHere)
 	if base, err := os.UserCacheDir(); err == nil {
 		s.caches = engine.CachesOf(base, engine.LocalProject(checkout.Repository(ctx, src.WorkDir)))

@@ -494,3 +494,15 @@ func (m *Manager) QueueWithoutACall(t *testing.T, id string) {
 	p.Phase = state.PipelineQueued
 	require.NoError(t, m.store.PutPipeline(t.Context(), p))
 }
+
+// KeptArtifacts returns how many artifacts of actions a pipeline has.
+func (m *Manager) KeptArtifacts(t *testing.T, pipeline string) int {
+	all, err := actionFiles{m}.Artifacts(t.Context(), pipeline)
+	require.NoError(t, err)
+	return len(all)
+}
+
+// RemovePipeline removes the record of a pipeline, as its age does.
+func (m *Manager) RemovePipeline(t *testing.T, id string) {
+	require.NoError(t, m.store.Pipelines.Purge(t.Context(), "record."+id))
+}

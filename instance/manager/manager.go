@@ -82,7 +82,7 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 	m.leases.all = map[string]*lease{}
 	m.fleet = fleetOf(m)
 	if m.files, err = m.store.OpenFiles(ctx); err == nil {
-		err = m.openServices()
+		err = m.openServices() //nolint:contextcheck // requests have contexts of their own
 	}
 	if err == nil {
 		err = m.fleet.join(ctx)

@@ -175,7 +175,11 @@ func (f actionFiles) keep(ctx context.Context, path string, about json.RawMessag
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(f.m.life, func() { cancel(context.Cause(f.m.life)) })() //nolint:contextcheck // as in persist
-	if err := f.m.keepArchive(ctx, kept.Digest, kept.Size, file); err != nil {
+	err = f.m.keepArchive(ctx, kept.Digest, kept.Size, file)
+	if status.Code(err) == codes.ResourceExhausted {
+		err = actionservices.ErrNoRoom
+	}
+	if err != nil {
 		return nil, err
 	}
 	return kept, os.Remove(path)

@@ -69,9 +69,12 @@ var (
 	errLength  = refuse(http.StatusLengthRequired, "the piece has no length")
 	errShort   = refuse(http.StatusBadRequest, "the piece is shorter or longer than its length says")
 	errTooBig  = refuse(http.StatusRequestEntityTooLarge, "the file is larger than stepmux accepts")
-	errNoRoom  = refuse(http.StatusInsufficientStorage, "the uploads of other jobs take all the room that stepmux has")
 	errPieces  = refuse(http.StatusBadRequest, "the upload has too many pieces")
 )
+
+// ErrNoRoom is the error of a Store without room. The client is told.
+var ErrNoRoom = refuse(http.StatusInsufficientStorage,
+	"the files of other jobs take all the room that stepmux has for them: try again when these have ended")
 
 // atEnd is a place for put.
 const atEnd = -1
@@ -107,7 +110,7 @@ func (s *spool) put(from io.Reader, at, size int64, block string) error {
 		return errOverlap
 	case !s.room.take(size):
 		s.mu.Unlock()
-		return errNoRoom
+		return ErrNoRoom
 	}
 	s.held += size
 	file := s.file
@@ -183,7 +186,7 @@ func (s *spool) rewrite(order []extent) (err error) {
 		size += e.to - e.from
 	}
 	if !s.room.take(size) {
-		return errNoRoom
+		return ErrNoRoom
 	}
 	s.held += size
 	path := s.path + "~"
