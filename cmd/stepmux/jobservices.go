@@ -38,6 +38,16 @@ func newJobServices(ctx context.Context, src standalone.Source) *jobServices {
 	if src.Format != standalone.GitHub || !bytes.Contains(src.Text, []byte("uses")) {
 		return nil
 	}
+	return servicesOf(ctx, src)
+}
+
+// usesActions reports whether steps are those of a workflow's job, which may use actions.
+func usesActions(steps []byte) bool {
+	return bytes.Contains(steps, []byte("builtin://github/job")) && bytes.Contains(steps, []byte("uses"))
+}
+
+// servicesOf returns the services for jobs of the project and the commit of src.
+func servicesOf(ctx context.Context, src standalone.Source) *jobServices {
 	s := &jobServices{ctx: ctx, scopes: githubpipeline.CacheScopes(src)}
 	s.open, s.listen = sync.OnceValue(s.begin), sync.OnceValues(s.beginHere)
 	if base, err := os.UserCacheDir(); err == nil {
@@ -69,18 +79,21 @@ func (s *jobServices) beginHere() (string, error) {
 	return "http://" + listener.Addr().String(), nil
 }
 
-// register registers a job, and returns its token and a function for its end; see [actionservices.Server].
-func (s *jobServices) register() (token string, end func() (made bool), err error) {
+// wholeRun is the run of the jobs of a whole workflow, and of a job by itself.
+const wholeRun = "1"
+
+// register registers a job of a run, and returns its token and a function for its end; see [actionservices.Server].
+func (s *jobServices) register(run string) (token string, end func() (made bool), err error) {
 	if err := s.open(); err != nil {
 		return "", nil, err
 	}
-	token, end = s.server.Begin(actionservices.Job{Run: "1", Name: "job", Scopes: s.scopes})
+	token, end = s.server.Begin(actionservices.Job{Run: run, Name: "job", Scopes: s.scopes})
 	return token, end, nil
 }
 
 // ofJobHere registers a job on this machine itself; see [standalone.Config].
 func (s *jobServices) ofJobHere() (_ engine.Services, end func() (made bool), err error) {
-	token, end, err := s.register()
+	token, end, err := s.register(wholeRun)
 	if err != nil {
 		return engine.Services{}, nil, err
 	}
@@ -91,20 +104,44 @@ func (s *jobServices) ofJobHere() (_ engine.Services, end func() (made bool), er
 	return engine.Services{URL: url, Token: token}, end, err
 }
 
-// of registers a job on a VM or in a container. A nil s has no services.
-func (s *jobServices) of() (_ *connector.Services, end func() (made bool), err error) {
+// of returns the services for a job on a VM or in a container, as for [connector.Job]. made is set if the job makes
+// artifacts. A nil s has no services.
+func (s *jobServices) of(made *bool) func() (*connector.Services, func(), error) {
 	if s == nil {
-		return nil, func() bool { return false }, nil
+		return nil
 	}
-	token, ended, err := s.register()
-	if err != nil {
-		return nil, nil, err
+	return func() (*connector.Services, func(), error) {
+		token, end, err := s.register(wholeRun)
+		if err != nil {
+			return nil, nil, err
+		}
+		services, closeDoor := s.door(token)
+		return services, func() {
+			closeDoor()
+			*made = end() || *made
+		}, nil
 	}
+}
+
+// alone is of for a build that has a run for itself: nothing else finds its artifacts, which end with it.
+func (s *jobServices) alone(build string) func() (*connector.Services, func(), error) {
+	return func() (*connector.Services, func(), error) {
+		token, end, err := s.register(build)
+		if err != nil {
+			return nil, nil, err
+		}
+		services, closeDoor := s.door(token)
+		return services, func() {
+			closeDoor()
+			end()
+			s.server.Forget(s.ctx, build)
+		}, nil
+	}
+}
+
+func (s *jobServices) door(token string) (*connector.Services, func()) {
 	door := s.server.Door(nil)
-	return &connector.Services{Token: token, Take: door.Take}, func() bool {
-		door.Close()
-		return ended()
-	}, nil
+	return &connector.Services{Token: token, Take: door.Take}, door.Close
 }
 
 // close ends the services, and removes the artifacts.

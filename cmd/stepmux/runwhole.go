@@ -253,21 +253,18 @@ func (v *onVMs) Execute(ctx, abort context.Context, a *carry.Attempt) (*carry.Ou
 // runOne runs the only build of a batch, that of an attempt.
 func (v *onVMs) runOne(
 	ctx, abort context.Context, one batch.Batch, a *carry.Attempt,
-) (_ *standalone.Report, err error) {
+) (*standalone.Report, error) {
 	var values map[string]string
 	var masked []string
 	job := &one.Builds[0].Job
 	if a.Outputs {
 		job.OnOutputs = func(given map[string]string, hidden []string) { values, masked = given, hidden }
 	}
-	made := func() bool { return false }
+	made := false
 	if a.Services {
-		if job.Services, made, err = v.services.of(); err != nil {
-			return nil, err
-		}
+		job.Services = v.services.of(&made)
 	}
 	ended := batch.Run(ctx, abort, v.vms.provider, one)[0]
-	passing := made()
 	v.mu.Lock()
 	v.reports = append(v.reports, ended)
 	v.mu.Unlock()
@@ -277,7 +274,7 @@ func (v *onVMs) runOne(
 	report := reportOnVM(ended)
 	report.Steps = v.stepsOf(one.Builds[0].ID)
 	report.SetStepOutputs(values, masked)
-	report.Passing = passing
+	report.Passing = made
 	return report, nil
 }
 

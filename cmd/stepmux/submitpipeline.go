@@ -149,7 +149,7 @@ func (f *submitFlags) pipelineRequest(
 		Repository: repositoryOf(cmd.Context(), src),
 	}
 	if src.Format == standalone.GitHub {
-		req.Services = &pb.PipelineServices{Scopes: githubpipeline.CacheScopes(src)}
+		req.Services = &pb.BuildServices{Scopes: githubpipeline.CacheScopes(src)}
 	}
 	if _, err := proto.Marshal(req); err != nil { // as of text that is not UTF-8: gRPC would call that its own failure
 		return nil, nil, fmt.Errorf("%s: it cannot be sent to the manager: %w", file, err)

@@ -294,11 +294,7 @@ func (m *Manager) deliver(b *build, e *instance.Executor) error {
 			ctx, earlier(b.kept().Started, time.Now()).Add(limit), fmt.Errorf("the build took longer than %v", limit))
 		defer cancel()
 	}
-	job := m.work(b)
-	services, end := m.servicesOf(b)
-	defer end()
-	job.Services = services
-	return e.Execute(ctx, job)
+	return e.Execute(ctx, m.work(b))
 }
 
 // earlier returns the first of two times. The clock may have been set back since a build got its slot.
@@ -314,7 +310,7 @@ func (m *Manager) work(b *build) connector.Job {
 	job := connector.Job{
 		Job: (&stepmuxv1.Job{Env: map[string]string{"CI": "true", "CI_JOB_ID": b.ID}}).With(b.asked.GetJob()).
 			With(&stepmuxv1.Job{Steps: b.where.steps}),
-		Artifacts: m.artifacts(b.ID, b.asked), Caches: m.caches(b.asked),
+		Artifacts: m.artifacts(b.ID, b.asked), Caches: m.caches(b.asked), Services: m.servicesOf(b),
 	}
 	if archives := m.archives(b.asked); len(archives) > 0 {
 		job.Project, job.Overlays = archives[0], archives[1:]

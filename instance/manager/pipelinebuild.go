@@ -116,8 +116,8 @@ func (p *PipelineRun) complete(ctx context.Context, req *pb.SubmitRequest, job s
 		req.Pipeline = &pb.PipelineBuild{}
 	}
 	req.Pipeline.Id, req.Pipeline.Job = p.id, job
-	if s := req.GetPipeline().GetServices(); s != nil {
-		req.Pipeline.Services = &pb.PipelineServices{
+	if s := req.GetServices(); s != nil {
+		req.Services = &pb.BuildServices{
 			Project: p.asked.GetRepository(), Scopes: s.GetScopes(), Attempt: p.attempt(),
 		}
 	}

@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -50,30 +51,33 @@ func (m *Manager) openServices() error {
 	return nil
 }
 
-// checkServices returns an error unless a pipeline can have the services that its request asks for.
-func checkServices(asked *pb.PipelineServices) error {
+// checkServices returns an error unless a request can have the services that it asks for.
+func checkServices(asked *pb.BuildServices) error {
 	if len(asked.GetScopes()) > maxScopes {
 		return status.Errorf(codes.InvalidArgument, "there are more than %d scopes of caches", maxScopes)
 	}
 	return nil
 }
 
-// servicesOf registers an attempt of a build at the services for its actions. They are nil if it has none. The caller
-// calls end when the attempt has ended: its token opens nothing then. The next manager makes the same token.
-func (m *Manager) servicesOf(b *build) (services *connector.Services, end func()) {
-	p := b.asked.GetPipeline()
-	if p.GetServices() == nil {
-		return nil, func() {}
+// servicesOf returns the services for the actions of a build, as for connector.Job, or nil. Its token is that of the
+// attempt, also with the next manager, and opens nothing when the attempt has ended. The jobs of a pipeline see each
+// other's artifacts.
+func (m *Manager) servicesOf(b *build) func() (*connector.Services, func(), error) {
+	asked, p := b.asked.GetServices(), b.asked.GetPipeline()
+	if asked == nil {
+		return nil
 	}
-	token, ended := m.services.Begin(actionservices.Job{
-		Run: p.GetId(), Name: p.GetJob(), Build: b.attemptID(), Attempt: int(p.GetServices().GetAttempt()),
-		Project: p.GetServices().GetProject(), Scopes: p.GetServices().GetScopes(),
-		Key: m.store.Secret("services of " + b.attemptID()), Began: b.kept().Started,
-	})
-	door := m.services.Door(m.cfg.Logger)
-	return &connector.Services{Token: token, Take: door.Take}, func() {
-		door.Close()
-		ended()
+	return func() (*connector.Services, func(), error) {
+		token, ended := m.services.Begin(actionservices.Job{
+			Run: cmp.Or(p.GetId(), b.ID), Name: cmp.Or(p.GetJob(), "job"), Build: b.attemptID(),
+			Attempt: int(asked.GetAttempt()), Project: asked.GetProject(), Scopes: asked.GetScopes(),
+			Key: m.store.Secret("services of " + b.attemptID()), Began: b.kept().Started,
+		})
+		door := m.services.Door(m.cfg.Logger)
+		return &connector.Services{Token: token, Take: door.Take}, func() {
+			door.Close()
+			ended()
+		}, nil
 	}
 }
 

@@ -19,8 +19,8 @@ import (
 	"github.com/stepmux/stepmux/internal/testing/npmtest"
 )
 
-// workflowOf returns the request for a workflow of jobs that use the action ./act of its project, which m has. The input
-// of each job is in jobs, by its line in YAML up to the steps.
+// workflowOf returns the request for a workflow of jobs, as acts returns them. The manager gets the project with the
+// action ./act.
 func (r *running) workflowOf(jobs ...string) *pb.SubmitPipelineRequest {
 	r.t.Helper()
 	if _, err := exec.LookPath("node"); err != nil {
@@ -38,7 +38,7 @@ func (r *running) workflowOf(jobs ...string) *pb.SubmitPipelineRequest {
 	require.NoError(r.t, err)
 	return &pb.SubmitPipelineRequest{
 		Source: source, Project: digest, ProjectBytes: int64(len(text)), Repository: "r",
-		Services: &pb.PipelineServices{Scopes: []string{"refs/heads/main"}},
+		Services: &pb.BuildServices{Scopes: []string{"refs/heads/main"}},
 	}
 }
 
@@ -72,7 +72,7 @@ func TestActionsOfAPipelineFindTheirServices(t *testing.T) {
 		return m.logOf(p, job)
 	}
 	p := m.awaitPipeline(id, func(p *pb.Pipeline) bool { return strings.Contains(jobsOf(p), "make success") })
-	require.Contains(t, log(p, "make"), "kept a\nsent b\nkept b\nsaved k-1\nk-2 found k-1: cached\nnot saved: a cache of this")
+	require.Contains(t, log(p, "make"), "kept a\nsent b\nkept b\nsaved k-1\nk-2 found k-1: cached\nnot saved: a cache")
 	build := ""
 	m.awaitPipeline(id, func(p *pb.Pipeline) bool {
 		for _, j := range p.GetJobs() {
@@ -115,7 +115,7 @@ func TestActionsOfAPipelineFindTheirServices(t *testing.T) {
 	p = m.restOf(m.submitPipeline(other))
 	require.Contains(t, log(p, "use"), "k-1 found k-1: cached\n", "that of the default branch")
 
-	// They end with the record of the pipeline. A file that is not kept any more is told, and its cache can be saved again.
+	// They end with the record of the pipeline. A cache whose file is not kept any more can be saved again.
 	require.Equal(t, 3, m.m.KeptArtifacts(t, id))
 	m.m.ForgetPipelines(t)
 	require.Equal(t, 3, m.m.KeptArtifacts(t, id), "its record is there")
@@ -252,8 +252,8 @@ func TestServicesOfAClusterAreAtEachManager(t *testing.T) {
 	require.Contains(t, b.logOf(p, "later"), "k found k: "+text)
 }
 
-// An artifact that is too large is refused, and so is one for which the artifacts of pipelines that have not ended leave
-// no room. Those of pipelines that have ended make room.
+// An artifact that is too large is refused. Artifacts of pipelines that have not ended keep their room, and those of
+// others make room.
 func TestWithoutRoomAnArtifactIsRefusedByName(t *testing.T) {
 	t.Parallel()
 	f := withPipelines(newFleet(t))

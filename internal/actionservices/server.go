@@ -1,6 +1,7 @@
 package actionservices
 
 import (
+	"context"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
@@ -11,6 +12,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -154,6 +156,27 @@ func (s *Server) Begin(j Job) (token string, end func() (made bool)) {
 			s.discard(u)
 		}
 		return made
+	}
+}
+
+// Forget removes the artifacts of a run without jobs.
+func (s *Server) Forget(ctx context.Context, run string) {
+	all, err := s.store.Artifacts(ctx, run)
+	if err != nil {
+		return // the Store keeps them as long as others
+	}
+	for _, a := range all {
+		_ = s.store.RemoveArtifact(ctx, run, a.Name) // as above
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r := s.runs[run]; r != nil {
+		for _, c := range r.containers {
+			for _, f := range c.files {
+				_ = os.Remove(f.spool.path) // its directory goes later
+			}
+		}
+		delete(s.runs, run)
 	}
 }
 

@@ -163,7 +163,9 @@ type SubmitRequest struct {
 	// warnings are those of the Build. The manager sets them, whatever a client has sent.
 	Warnings []*Warning `protobuf:"bytes,19,rep,name=warnings,proto3" json:"warnings,omitempty"`
 	// pipeline is that of a build of a pipeline, whose manager submits it. Submit refuses it.
-	Pipeline      *PipelineBuild `protobuf:"bytes,20,opt,name=pipeline,proto3" json:"pipeline,omitempty"`
+	Pipeline *PipelineBuild `protobuf:"bytes,20,opt,name=pipeline,proto3" json:"pipeline,omitempty"`
+	// services are those for the actions of the job. Not set: none.
+	Services      *BuildServices `protobuf:"bytes,21,opt,name=services,proto3" json:"services,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -268,6 +270,13 @@ func (x *SubmitRequest) GetPipeline() *PipelineBuild {
 	return nil
 }
 
+func (x *SubmitRequest) GetServices() *BuildServices {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
 type SubmitResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -321,9 +330,7 @@ type PipelineBuild struct {
 	// archives are unpacked after the project: caches, and artifacts of other jobs.
 	Archives []*Archive `protobuf:"bytes,3,rep,name=archives,proto3" json:"archives,omitempty"`
 	// caches are kept when the build has ended.
-	Caches []*PipelineCache `protobuf:"bytes,4,rep,name=caches,proto3" json:"caches,omitempty"`
-	// services are those for the actions of a workflow. Not set: none.
-	Services      *PipelineServices `protobuf:"bytes,5,opt,name=services,proto3" json:"services,omitempty"`
+	Caches        []*PipelineCache `protobuf:"bytes,4,rep,name=caches,proto3" json:"caches,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -386,40 +393,33 @@ func (x *PipelineBuild) GetCaches() []*PipelineCache {
 	return nil
 }
 
-func (x *PipelineBuild) GetServices() *PipelineServices {
-	if x != nil {
-		return x.Services
-	}
-	return nil
-}
-
-// PipelineServices describes a build to the services for artifacts and caches.
-type PipelineServices struct {
+// BuildServices describes a build to the services for the artifacts and caches of actions.
+type BuildServices struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// project names the project, whose caches the build finds.
 	Project string `protobuf:"bytes,1,opt,name=project,proto3" json:"project,omitempty"`
 	// scopes are the references of git whose caches the build finds, in order. It saves to the first.
 	Scopes []string `protobuf:"bytes,2,rep,name=scopes,proto3" json:"scopes,omitempty"`
-	// attempt is that of the pipeline: a retry makes a new one.
+	// attempt is that of the pipeline, which the manager sets: a retry makes a new one.
 	Attempt       int32 `protobuf:"varint,3,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *PipelineServices) Reset() {
-	*x = PipelineServices{}
+func (x *BuildServices) Reset() {
+	*x = BuildServices{}
 	mi := &file_managerv1_manager_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *PipelineServices) String() string {
+func (x *BuildServices) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*PipelineServices) ProtoMessage() {}
+func (*BuildServices) ProtoMessage() {}
 
-func (x *PipelineServices) ProtoReflect() protoreflect.Message {
+func (x *BuildServices) ProtoReflect() protoreflect.Message {
 	mi := &file_managerv1_manager_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -431,26 +431,26 @@ func (x *PipelineServices) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use PipelineServices.ProtoReflect.Descriptor instead.
-func (*PipelineServices) Descriptor() ([]byte, []int) {
+// Deprecated: Use BuildServices.ProtoReflect.Descriptor instead.
+func (*BuildServices) Descriptor() ([]byte, []int) {
 	return file_managerv1_manager_proto_rawDescGZIP(), []int{3}
 }
 
-func (x *PipelineServices) GetProject() string {
+func (x *BuildServices) GetProject() string {
 	if x != nil {
 		return x.Project
 	}
 	return ""
 }
 
-func (x *PipelineServices) GetScopes() []string {
+func (x *BuildServices) GetScopes() []string {
 	if x != nil {
 		return x.Scopes
 	}
 	return nil
 }
 
-func (x *PipelineServices) GetAttempt() int32 {
+func (x *BuildServices) GetAttempt() int32 {
 	if x != nil {
 		return x.Attempt
 	}
@@ -2357,8 +2357,8 @@ type SubmitPipelineRequest struct {
 	Slots int32 `protobuf:"varint,9,opt,name=slots,proto3" json:"slots,omitempty"`
 	// repository names the project for resource groups: of all its jobs of a group, one runs at a time.
 	Repository string `protobuf:"bytes,10,opt,name=repository,proto3" json:"repository,omitempty"`
-	// services are those for the actions of a workflow. The manager sets project and attempt. Not set: none.
-	Services      *PipelineServices `protobuf:"bytes,11,opt,name=services,proto3" json:"services,omitempty"`
+	// services are those for the actions of its jobs, for which repository is the project. Not set: none.
+	Services      *BuildServices `protobuf:"bytes,11,opt,name=services,proto3" json:"services,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2463,7 +2463,7 @@ func (x *SubmitPipelineRequest) GetRepository() string {
 	return ""
 }
 
-func (x *SubmitPipelineRequest) GetServices() *PipelineServices {
+func (x *SubmitPipelineRequest) GetServices() *BuildServices {
 	if x != nil {
 		return x.Services
 	}
@@ -3729,7 +3729,7 @@ var File_managerv1_manager_proto protoreflect.FileDescriptor
 
 const file_managerv1_manager_proto_rawDesc = "" +
 	"\n" +
-	"\x17managerv1/manager.proto\x12\x12stepmux.manager.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x13stepmuxv1/job.proto\"\xdc\x03\n" +
+	"\x17managerv1/manager.proto\x12\x12stepmux.manager.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x13stepmuxv1/job.proto\"\x9b\x04\n" +
 	"\rSubmitRequest\x12!\n" +
 	"\x03job\x18\x11 \x01(\v2\x0f.stepmux.v1.JobR\x03job\x12\x10\n" +
 	"\x03key\x18\x12 \x01(\tR\x03key\x12\x18\n" +
@@ -3742,19 +3742,19 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"retry_lost\x18\v \x01(\bR\tretryLost\x12\x14\n" +
 	"\x05trace\x18\f \x01(\bR\x05trace\x127\n" +
 	"\bwarnings\x18\x13 \x03(\v2\x1b.stepmux.manager.v1.WarningR\bwarnings\x12=\n" +
-	"\bpipeline\x18\x14 \x01(\v2!.stepmux.manager.v1.PipelineBuildR\bpipeline\x1a9\n" +
+	"\bpipeline\x18\x14 \x01(\v2!.stepmux.manager.v1.PipelineBuildR\bpipeline\x12=\n" +
+	"\bservices\x18\x15 \x01(\v2!.stepmux.manager.v1.BuildServicesR\bservices\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\x01\x10\aJ\x04\b\r\x10\x11\" \n" +
 	"\x0eSubmitResponse\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"\xe7\x01\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\xa5\x01\n" +
 	"\rPipelineBuild\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
 	"\x03job\x18\x02 \x01(\tR\x03job\x127\n" +
 	"\barchives\x18\x03 \x03(\v2\x1b.stepmux.manager.v1.ArchiveR\barchives\x129\n" +
-	"\x06caches\x18\x04 \x03(\v2!.stepmux.manager.v1.PipelineCacheR\x06caches\x12@\n" +
-	"\bservices\x18\x05 \x01(\v2$.stepmux.manager.v1.PipelineServicesR\bservices\"^\n" +
-	"\x10PipelineServices\x12\x18\n" +
+	"\x06caches\x18\x04 \x03(\v2!.stepmux.manager.v1.PipelineCacheR\x06caches\"[\n" +
+	"\rBuildServices\x12\x18\n" +
 	"\aproject\x18\x01 \x01(\tR\aproject\x12\x16\n" +
 	"\x06scopes\x18\x02 \x03(\tR\x06scopes\x12\x18\n" +
 	"\aattempt\x18\x03 \x01(\x05R\aattempt\"\xd6\x01\n" +
@@ -3903,7 +3903,7 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\x0eReleaseRequest\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\tR\x05lease\"%\n" +
 	"\x0fReleaseResponse\x12\x12\n" +
-	"\x04left\x18\x01 \x03(\tR\x04left\"\xac\x04\n" +
+	"\x04left\x18\x01 \x03(\tR\x04left\"\xa9\x04\n" +
 	"\x15SubmitPipelineRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12:\n" +
 	"\x06source\x18\x02 \x01(\v2\".stepmux.manager.v1.PipelineSourceR\x06source\x12:\n" +
@@ -3918,8 +3918,8 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\n" +
 	"repository\x18\n" +
 	" \x01(\tR\n" +
-	"repository\x12@\n" +
-	"\bservices\x18\v \x01(\v2$.stepmux.manager.v1.PipelineServicesR\bservices\x1a9\n" +
+	"repository\x12=\n" +
+	"\bservices\x18\v \x01(\v2!.stepmux.manager.v1.BuildServicesR\bservices\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x99\x04\n" +
@@ -4060,7 +4060,7 @@ var file_managerv1_manager_proto_goTypes = []any{
 	(*SubmitRequest)(nil),          // 2: stepmux.manager.v1.SubmitRequest
 	(*SubmitResponse)(nil),         // 3: stepmux.manager.v1.SubmitResponse
 	(*PipelineBuild)(nil),          // 4: stepmux.manager.v1.PipelineBuild
-	(*PipelineServices)(nil),       // 5: stepmux.manager.v1.PipelineServices
+	(*BuildServices)(nil),          // 5: stepmux.manager.v1.BuildServices
 	(*PipelineCache)(nil),          // 6: stepmux.manager.v1.PipelineCache
 	(*Archive)(nil),                // 7: stepmux.manager.v1.Archive
 	(*Warning)(nil),                // 8: stepmux.manager.v1.Warning
@@ -4125,9 +4125,9 @@ var file_managerv1_manager_proto_depIdxs = []int32{
 	52, // 1: stepmux.manager.v1.SubmitRequest.labels:type_name -> stepmux.manager.v1.SubmitRequest.LabelsEntry
 	8,  // 2: stepmux.manager.v1.SubmitRequest.warnings:type_name -> stepmux.manager.v1.Warning
 	4,  // 3: stepmux.manager.v1.SubmitRequest.pipeline:type_name -> stepmux.manager.v1.PipelineBuild
-	7,  // 4: stepmux.manager.v1.PipelineBuild.archives:type_name -> stepmux.manager.v1.Archive
-	6,  // 5: stepmux.manager.v1.PipelineBuild.caches:type_name -> stepmux.manager.v1.PipelineCache
-	5,  // 6: stepmux.manager.v1.PipelineBuild.services:type_name -> stepmux.manager.v1.PipelineServices
+	5,  // 4: stepmux.manager.v1.SubmitRequest.services:type_name -> stepmux.manager.v1.BuildServices
+	7,  // 5: stepmux.manager.v1.PipelineBuild.archives:type_name -> stepmux.manager.v1.Archive
+	6,  // 6: stepmux.manager.v1.PipelineBuild.caches:type_name -> stepmux.manager.v1.PipelineCache
 	7,  // 7: stepmux.manager.v1.PipelineCache.has:type_name -> stepmux.manager.v1.Archive
 	0,  // 8: stepmux.manager.v1.Build.phase:type_name -> stepmux.manager.v1.Build.Phase
 	62, // 9: stepmux.manager.v1.Build.submitted:type_name -> google.protobuf.Timestamp
@@ -4151,7 +4151,7 @@ var file_managerv1_manager_proto_depIdxs = []int32{
 	41, // 27: stepmux.manager.v1.SubmitPipelineRequest.choice:type_name -> stepmux.manager.v1.PipelineChoice
 	61, // 28: stepmux.manager.v1.SubmitPipelineRequest.options:type_name -> stepmux.v1.Job
 	58, // 29: stepmux.manager.v1.SubmitPipelineRequest.labels:type_name -> stepmux.manager.v1.SubmitPipelineRequest.LabelsEntry
-	5,  // 30: stepmux.manager.v1.SubmitPipelineRequest.services:type_name -> stepmux.manager.v1.PipelineServices
+	5,  // 30: stepmux.manager.v1.SubmitPipelineRequest.services:type_name -> stepmux.manager.v1.BuildServices
 	59, // 31: stepmux.manager.v1.PipelineSource.inputs:type_name -> stepmux.manager.v1.PipelineSource.InputsEntry
 	38, // 32: stepmux.manager.v1.PipelineSource.predefined:type_name -> stepmux.manager.v1.NamedValue
 	39, // 33: stepmux.manager.v1.PipelineSource.files:type_name -> stepmux.manager.v1.SourceFile

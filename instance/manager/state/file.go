@@ -37,8 +37,11 @@ type Files struct {
 	ages   bool // a file goes when it was not used for the age of builds that have ended
 }
 
-// ArtifactsOf returns the files of a pipeline. They end with its record, after ForgetPipelines.
-func ArtifactsOf(pipeline string) Files { return Files{prefix: artifactKey + pipeline + "."} }
+// ArtifactsOf returns the files of a pipeline. They end with its record, after ForgetPipelines. Those of another build
+// are gone after the age of builds that have ended.
+func ArtifactsOf(id string) Files {
+	return Files{prefix: artifactKey + id + ".", ages: !IsPipeline(id)}
+}
 
 // CachesOf returns the files of a project. Each is gone when it was not used for the age of builds that have ended.
 func CachesOf(project string) Files {

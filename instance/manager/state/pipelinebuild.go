@@ -152,7 +152,9 @@ func (s *Store) ForgetPipelines(ctx context.Context, age time.Duration) error {
 		case outputsKey:
 			id = pipelineOf(id)
 		case artifactKey:
-			id, _, _ = strings.Cut(id, ".")
+			if id, _, _ = strings.Cut(id, "."); !IsPipeline(id) {
+				continue
+			}
 		default:
 			continue
 		}

@@ -350,7 +350,7 @@ func (e executor) request(ctx context.Context, a *carry.Attempt) (*pb.SubmitRequ
 	}
 	req.Pipeline = &pb.PipelineBuild{}
 	if a.Services {
-		req.Pipeline.Services = e.asked.GetServices()
+		req.Services = e.asked.GetServices()
 	}
 	if err := e.findCaches(ctx, a, req.GetPipeline()); err != nil {
 		return nil, err
