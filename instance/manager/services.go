@@ -25,7 +25,6 @@ import (
 	"github.com/stepmux/stepmux/instance/manager/state"
 	"github.com/stepmux/stepmux/internal/actionservices"
 	"github.com/stepmux/stepmux/internal/contents"
-	"github.com/stepmux/stepmux/internal/rmtree"
 )
 
 const (
@@ -37,17 +36,15 @@ const (
 
 // openServices opens the services for the actions of workflows. They have no goroutines: each build has its door.
 func (m *Manager) openServices() error {
-	dir := filepath.Join(m.cfg.Dir, uploadsDir)
-	if err := rmtree.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a manager that was killed
-		return err
-	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Join(m.cfg.Dir, uploadsDir), 0o700); err != nil {
 		return err
 	}
 	m.services = actionservices.New(actionservices.Config{
 		Store: actionFiles{m}, Secret: []byte(m.store.Secret("signatures of services")),
 		MaxArtifacts: min(actionservices.DefaultArtifacts, m.cfg.FileBytes/2), MaxUploads: m.cfg.FileBytes,
+		Resume: true,
 	})
+	m.services.Sweep()
 	return nil
 }
 
@@ -76,7 +73,11 @@ func (m *Manager) servicesOf(b *build) func() (*connector.Services, func(), erro
 		door := m.services.Door(m.cfg.Logger)
 		return &connector.Services{Token: token, Take: door.Take}, func() {
 			door.Close()
-			ended()
+			if b.isLeft() || m.life.Err() != nil {
+				m.services.Leave(token)
+			} else {
+				ended()
+			}
 		}, nil
 	}
 }
@@ -246,9 +247,8 @@ func (f actionFiles) KeepCache(ctx context.Context, project string, c actionserv
 		return err
 	}
 	return f.name(ctx, in, cacheName(&c), kept, func(ctx context.Context, before *state.File) error {
-		var was actionservices.Cache
-		if json.Unmarshal(before.About, &was) == nil && was.Created.Equal(c.Created) && before.Digest == kept.Digest {
-			return errNamed // the answer was lost
+		if before.Digest == kept.Digest { // as when the answer was lost
+			return errNamed
 		}
 		there, err := f.m.files.UseProject(ctx, before.Digest, before.Size)
 		if err == nil && there {

@@ -185,6 +185,11 @@ func (s *Server) begin(b *session, limit int64, u *upload) (*upload, error) {
 	if err == nil {
 		u.spool, err = newSpool(path, limit, &s.room)
 	}
+	if err == nil && s.cfg.Resume {
+		if err = u.keepJournal(); err != nil {
+			u.spool.discard()
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -209,9 +214,9 @@ func (s *Server) complete(r request, u *upload, size int64, keep func(ctx contex
 		return err
 	}
 	transfer(r.w, size)
-	err := keep(context.WithoutCancel(r.Context()), u.spool.path) // the client asks again if it missed the answer
+	err := keep(context.WithoutCancel(r.Context()), u.spool.at()) // the client asks again if it missed the answer
 	if err != nil {
-		_ = os.Remove(u.spool.path) // it may be the Store's
+		_ = os.Remove(u.spool.at()) // it may be the Store's
 	}
 	u.spool.release()
 	s.mu.Lock()
@@ -255,6 +260,10 @@ func (s *Server) finalizeArtifact(
 			err = taken(name)
 		}
 		return a.ID, err // if it is the job's own, an answer was lost
+	}
+	if a, err := s.artifact(r.Context(), b, name); err == nil && a.ID == u.id { // the process before has kept it
+		s.discard(u)
+		return a.ID, nil
 	}
 	left, err := s.roomFor(r.Context(), b, name)
 	if err == nil && size > left {

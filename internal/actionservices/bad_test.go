@@ -138,7 +138,7 @@ func TestANeighbourWithoutTheTokenIsRefused(t *testing.T) {
 		"POST " + v1 + "caches/1",
 		"GET /_apis/pipelines/workflows/1/artifacts", "POST /_apis/pipelines/workflows/1/artifacts",
 		"PATCH /_apis/pipelines/workflows/1/artifacts", "PUT /containers/1?itemPath=a", "GET /containers/1",
-		"GET /containers/1/1", "GET /artifacts/1", "PUT /uploads/1", "GET /caches/x",
+		"GET /containers/1/1", "GET /artifacts/1", "PUT /uploads/1", "GET /caches/x/1",
 		"PUT " + strings.TrimPrefix(strings.Replace(to, "sig=", "sig=0", 1), url),
 		"PUT " + strings.TrimPrefix(strings.Replace(to, "/uploads/1", "/uploads/2", 1), url),
 	}

@@ -180,7 +180,7 @@ func (s *Server) item(r *http.Request, b *session, name string, total int64) (*i
 	if f := c.files[name]; f != nil && !f.done {
 		return f, nil
 	} else if f != nil { // a later upload of an artifact of this name replaces its files
-		_ = os.Remove(f.spool.path) // the directory goes later
+		_ = os.Remove(f.spool.at()) // the directory goes later
 		s.runOf(b).bytes -= f.size
 	}
 	if len(c.files) >= maxItems || total > left-s.runOf(b).bytes {
@@ -284,7 +284,7 @@ func (s *Server) getItem(w http.ResponseWriter, r *http.Request, b *session) err
 		w.Header().Set("Content-Encoding", "gzip")
 	}
 	transfer(w, found.size)
-	file, err := os.Open(found.spool.path)
+	file, err := os.Open(found.spool.at())
 	return send(w, r, file, err, found.created)
 }
 

@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -50,6 +51,9 @@ type Config struct {
 	MaxArtifacts, MaxCaches, MaxUploads int64
 	// Secret signs URLs. If empty, a new one.
 	Secret []byte
+	// Resume says that uploads which are not complete stay in the Store's Scratch when the process ends. Another one with
+	// the same Secret goes on with them when it begins the same Job. Scratch is one directory then.
+	Resume bool
 }
 
 // Job describes a job to the services.
@@ -139,11 +143,16 @@ func (s *Server) Begin(j Job) (token string, end func() (made bool)) {
 	b := &session{Job: j, id: idOf(token)}
 	s.mu.Lock()
 	s.sessions[b.id] = b
+	if s.cfg.Resume {
+		s.resume(b)
+	}
 	s.mu.Unlock()
 	return token, func() bool {
 		s.mu.Lock()
 		made := b.made
-		delete(s.sessions, b.id)
+		if s.sessions[b.id] == b {
+			delete(s.sessions, b.id)
+		}
 		var left []*upload
 		for _, u := range s.uploads {
 			if u.session == b {
@@ -173,14 +182,15 @@ func (s *Server) Forget(ctx context.Context, run string) {
 	if r := s.runs[run]; r != nil {
 		for _, c := range r.containers {
 			for _, f := range c.files {
-				_ = os.Remove(f.spool.path) // its directory goes later
+				_ = os.Remove(f.spool.at()) // its directory goes later
 			}
 		}
 		delete(s.runs, run)
 	}
 }
 
-// Close removes the uploads that are not finished. The owner has closed the listener.
+// Close ends the uploads that are not complete, and removes them unless another process goes on with them. The owner
+// has closed the listener.
 func (s *Server) Close() {
 	s.mu.Lock()
 	left := s.uploads
@@ -188,7 +198,11 @@ func (s *Server) Close() {
 	s.dropItems(nil)
 	s.mu.Unlock()
 	for _, u := range left {
-		u.spool.discard()
+		if s.cfg.Resume {
+			u.spool.leave()
+		} else {
+			u.spool.discard()
+		}
 	}
 }
 
@@ -373,8 +387,11 @@ func (s *Server) runOf(b *session) *run {
 // scratch returns the path for a new file of a job that is not complete.
 func (s *Server) scratch(b *session, id int64, caches bool) (string, error) {
 	dir, err := s.store.Scratch(caches)
-	return filepath.Join(dir, fmt.Sprintf("%s%.16s-%d", scratchPrefix, b.id, id)), err
+	return filepath.Join(dir, s.scratchName(b)+strconv.FormatInt(id, 10)), err
 }
+
+// scratchName returns the beginning of the names of a job's files that are not complete.
+func (s *Server) scratchName(b *session) string { return fmt.Sprintf("%s%.32s-", scratchPrefix, b.id) }
 
 // transfer gives a request the time that a file of size bytes may take.
 func transfer(w http.ResponseWriter, size int64) {

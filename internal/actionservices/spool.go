@@ -5,7 +5,9 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/stepmux/stepmux/internal/oserr"
@@ -21,17 +23,20 @@ type extent struct{ from, to int64 }
 
 // spool is a file that arrives in pieces, in any order and several at once. It is safe for concurrent use.
 type spool struct {
-	path  string
-	limit int64
-	room  *room
+	limit       int64
+	room        *room
+	journalPath string // empty without a journal
 
 	mu     sync.Mutex // guards the following
-	file   *os.File   // nil once the spool is sealed or discarded
-	end    int64      // of all pieces
-	pieces []extent   // that have arrived, or are on their way
-	under  int        // how many are on their way
-	held   int64      // bytes of room
+	path   string
+	file   *os.File // nil once the spool is sealed or discarded
+	end    int64    // of all pieces
+	pieces []extent // that have arrived, or are on their way
+	under  int      // how many are on their way
+	held   int64    // bytes of room
 	blocks map[string]extent
+	// journal is for the next process; nil without one, and once the spool is sealed or discarded.
+	journal *os.File
 }
 
 func newSpool(path string, limit int64, of *room) (*spool, error) {
@@ -142,6 +147,7 @@ func (s *spool) put(from io.Reader, at, size int64, block string) error {
 	if block != "" {
 		s.blocks[block] = part
 	}
+	s.note(journalLine{From: part.from, To: part.to, Block: block})
 	return nil
 }
 
@@ -167,10 +173,15 @@ func (s *spool) commit(blocks []string) error {
 		}
 		order = append(order, e)
 	}
+	was := s.path
 	if !inOrder || at != s.end {
 		if err := s.rewrite(order); err != nil {
 			return err
 		}
+	}
+	s.note(journalLine{To: at, File: filepath.Base(s.path)})
+	if s.path != was { // the journal does not need it any more
+		_ = os.Remove(was) // its directory goes later
 	}
 	s.pieces, s.end = []extent{{0, at}}, at
 	clear(s.blocks)
@@ -179,7 +190,7 @@ func (s *spool) commit(blocks []string) error {
 	return nil
 }
 
-// rewrite writes parts of the file one after the other. s.mu is held.
+// rewrite writes parts of the file one after the other, to another file. s.mu is held.
 func (s *spool) rewrite(order []extent) (err error) {
 	var size int64
 	for _, e := range order {
@@ -189,7 +200,7 @@ func (s *spool) rewrite(order []extent) (err error) {
 		return ErrNoRoom
 	}
 	s.held += size
-	path := s.path + "~"
+	path := otherName(s.path)
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
@@ -202,16 +213,21 @@ func (s *spool) rewrite(order []extent) (err error) {
 			break
 		}
 	}
-	if err == nil {
-		err = os.Rename(path, s.path)
-	}
 	if err != nil {
 		file.Close()
 		return errors.Join(err, os.Remove(path))
 	}
 	s.file.Close()
-	s.file = file
+	s.file, s.path = file, path
 	return nil
+}
+
+// otherName returns the name to which a file is rewritten, and for that the name before.
+func otherName(path string) string {
+	if was, is := strings.CutSuffix(path, "~"); is {
+		return was
+	}
+	return path + "~"
 }
 
 // seal ends the upload of a file that must have size bytes, without a hole; if size is negative, any number. It returns
@@ -241,7 +257,7 @@ func (s *spool) seal(size int64) (int64, error) {
 	return at, err
 }
 
-// release gives the room of the file back, which has another owner or is gone.
+// release gives the room of the file back, which has another owner or is gone. There is no way on for a later process.
 func (s *spool) release() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -251,6 +267,34 @@ func (s *spool) release() {
 func (s *spool) releaseLocked() {
 	s.room.give(s.held)
 	s.held = 0
+	if s.journal != nil {
+		s.journal.Close()
+		s.journal = nil
+		_ = os.Remove(s.journalPath) // its directory goes later
+	}
+}
+
+// leave ends the upload in this process, and keeps it for the next one.
+func (s *spool) leave() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.journal != nil {
+		s.journal.Close()
+		s.journal = nil
+	}
+	if s.file != nil && s.under == 0 { // else the last piece closes it
+		s.file.Close()
+	}
+	s.file = nil
+	s.room.give(s.held)
+	s.held = 0
+}
+
+// at returns the path of the file.
+func (s *spool) at() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.path
 }
 
 // discard removes the file. It does nothing to a file that was sealed.
