@@ -30,8 +30,7 @@ func bytesIn(t *testing.T, dir string) (size int64) {
 	return size
 }
 
-// A manager is killed while the real client of artifacts uploads and downloads, in the middle of files: the job goes on,
-// and nothing is stored half.
+// A manager is killed while the real client uploads an artifact: the job goes on, and nothing is stored half.
 //
 //stepmux:faults users | A manager dies while an action uploads an artifact: the upload goes on, and is whole
 func TestUploadsOfActionsOutliveAManagerThatIsKilled(t *testing.T) {

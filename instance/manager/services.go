@@ -30,6 +30,8 @@ import (
 const (
 	// uploadsDir is the directory for files of actions that are not complete, in the state directory.
 	uploadsDir = "uploads"
+	// diskReserve is the room on the disk that uploads leave to the manager's state, in bytes.
+	diskReserve = 64 << 20
 	// maxScopes bounds the scopes of a build's caches, and maxActionCaches the caches of a project.
 	maxScopes, maxActionCaches = 8, 1000
 )
@@ -42,7 +44,7 @@ func (m *Manager) openServices() error {
 	m.services = actionservices.New(actionservices.Config{
 		Store: actionFiles{m}, Secret: []byte(m.store.Secret("signatures of services")),
 		MaxArtifacts: min(actionservices.DefaultArtifacts, m.cfg.FileBytes/2), MaxUploads: m.cfg.FileBytes,
-		Resume: true,
+		Resume: true, Reserve: diskReserve,
 	})
 	m.services.Sweep()
 	return nil

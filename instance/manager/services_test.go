@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/instance/manager"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
@@ -286,4 +287,23 @@ func TestWithoutRoomAnArtifactIsRefusedByName(t *testing.T) {
 	}
 	p = m.restOf(m.submitPipeline(m.workflowOf(acts("a", noKeys, "keep a 2"+big, "get a"))))
 	require.Contains(t, m.logOf(p, "a"), "a is 2xxx")
+}
+
+// An upload leaves the manager room on the disk: it would end without any.
+func TestAnUploadLeavesTheManagerRoomOnTheDisk(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("only root can mount a small disk")
+	}
+	f := withPipelines(newFleet(t))
+	require.NoError(t, os.Mkdir(f.dir, 0o700))
+	require.NoError(t, unix.Mount("tmpfs", f.dir, "tmpfs", 0, "size=80m"))
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(f.dir, unix.MNT_DETACH)) })
+	m := f.start(t)
+	p := m.restOf(m.submitPipeline(m.workflowOf(
+		acts("a", noKeys, "flood a 40000000", "flood b 40000000", "keep c small", "get c"))))
+	require.Equal(t, "a success", jobsOf(p), m.logOf(p, "a"))
+	require.Equal(t, 2, strings.Count(m.logOf(p, "a"), `"msg":"there is no room for it on the disk`), m.logOf(p, "a"))
+	require.Contains(t, m.logOf(p, "a"), "c is small\n")
+	m.stop()
 }

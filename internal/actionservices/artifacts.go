@@ -214,7 +214,10 @@ func (s *Server) complete(r request, u *upload, size int64, keep func(ctx contex
 		return err
 	}
 	transfer(r.w, size)
-	err := keep(context.WithoutCancel(r.Context()), u.spool.at()) // the client asks again if it missed the answer
+	err := s.room.leaves(u.spool.at(), size) // a Store may copy it
+	if err == nil {
+		err = keep(r.Context(), u.spool.at())
+	}
 	if err != nil {
 		_ = os.Remove(u.spool.at()) // it may be the Store's
 	}

@@ -1,8 +1,10 @@
 package actionservices
 
 import (
+	"context"
 	"log/slog"
 	"net"
+	"net/http"
 	"sync"
 
 	"github.com/stepmux/stepmux/internal/boundedhttp"
@@ -14,7 +16,8 @@ type Door struct {
 	server *Server
 	logger *slog.Logger
 	conns  chan net.Conn
-	done   chan struct{}
+	life   context.Context // of requests: a client that goes away may ask again for what it has begun
+	end    context.CancelFunc
 
 	mu   sync.Mutex          // guards the following
 	http *boundedhttp.Server // nil before the first connection
@@ -23,19 +26,26 @@ type Door struct {
 
 // Door returns a new Door. It costs nothing before the first connection. logger may be nil; see [boundedhttp.Serve].
 func (s *Server) Door(logger *slog.Logger) *Door {
-	return &Door{server: s, logger: logger, conns: make(chan net.Conn), done: make(chan struct{})}
+	d := &Door{server: s, logger: logger, conns: make(chan net.Conn)}
+	d.life, d.end = context.WithCancel(context.Background())
+	return d
+}
+
+// ServeHTTP answers a request.
+func (d *Door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	d.server.ServeHTTP(w, r.WithContext(d.life)) //nolint:contextcheck // see Door.life
 }
 
 // Take serves a connection, or closes it after Close.
 func (d *Door) Take(conn net.Conn) {
 	d.mu.Lock()
 	if d.http == nil && !d.over {
-		d.http = boundedhttp.ServeFiles(acceptor{d}, d.server, d.logger)
+		d.http = boundedhttp.ServeFiles(acceptor{d}, d, d.logger)
 	}
 	d.mu.Unlock()
 	select {
 	case d.conns <- conn:
-	case <-d.done:
+	case <-d.life.Done():
 		conn.Close()
 	}
 }
@@ -43,12 +53,10 @@ func (d *Door) Take(conn net.Conn) {
 // Close ends all connections, and waits for their goroutines. It is idempotent.
 func (d *Door) Close() {
 	d.mu.Lock()
-	if !d.over {
-		d.over = true
-		close(d.done)
-	}
+	d.over = true
 	serves := d.http
 	d.mu.Unlock()
+	d.end()
 	if serves != nil {
 		serves.Close()
 	}
@@ -62,7 +70,7 @@ func (a acceptor) Accept() (net.Conn, error) {
 	select {
 	case conn := <-a.conns:
 		return conn, nil
-	case <-a.done:
+	case <-a.life.Done():
 		return nil, net.ErrClosed
 	}
 }

@@ -88,7 +88,7 @@ func TestAJournalThatIsCutOrOldIsTold(t *testing.T) {
 		"cut":    {func(text string) string { return text[:len(text)-3] }, http.StatusBadRequest},
 		"lines":  {func(text string) string { return text + "{x" }, http.StatusOK},
 		"lies":   {func(text string) string { return text + `{"from":5,"to":-1}` + "\n" }, http.StatusNotFound},
-		"reboot": {func(text string) string { return strings.Replace(text, `"boot":"`, `"boot":"0`, 1) }, http.StatusNotFound},
+		"reboot": {func(text string) string { return strings.Replace(text, `ot":"`, `ot":"0`, 1) }, http.StatusNotFound},
 		"empty":  {func(string) string { return "" }, http.StatusNotFound},
 	} {
 		t.Run(name, func(t *testing.T) {

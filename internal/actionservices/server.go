@@ -19,6 +19,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/stepmux/stepmux/internal/oserr"
 )
 
 const (
@@ -49,6 +51,8 @@ type Config struct {
 	// Caches, of which the least recently used are removed; zero: 10 GiB. MaxUploads bounds all uploads that are not
 	// complete; zero: both together.
 	MaxArtifacts, MaxCaches, MaxUploads int64
+	// Reserve is the room on the disk that uploads leave to others, in bytes.
+	Reserve int64
 	// Secret signs URLs. If empty, a new one.
 	Secret []byte
 	// Resume says that uploads which are not complete stay in the Store's Scratch when the process ends. Another one with
@@ -118,7 +122,7 @@ func New(cfg Config) *Server {
 		_, _ = rand.Read(cfg.Secret) // it never fails
 	}
 	s := &Server{
-		cfg: cfg, store: cfg.Store, room: room{left: cfg.MaxUploads}, mux: http.NewServeMux(),
+		cfg: cfg, store: cfg.Store, room: room{left: cfg.MaxUploads, reserve: cfg.Reserve}, mux: http.NewServeMux(),
 		sessions: map[string]*session{}, runs: map[string]*run{}, uploads: map[int64]*upload{},
 	}
 	s.handleArtifacts()
@@ -301,6 +305,8 @@ func refuse(status int, format string, args ...any) error {
 	return &refusal{status, fmt.Sprintf(format, args...)}
 }
 
+var errFull = &refusal{http.StatusInsufficientStorage, "there is no room for it on the disk of stepmux"}
+
 // codes are Twirp's words for statuses.
 var codes = map[int]string{
 	http.StatusBadRequest: "invalid_argument", http.StatusUnauthorized: "unauthenticated",
@@ -317,8 +323,8 @@ func answer(w http.ResponseWriter, err error) {
 	told, ok := errors.AsType[*refusal](err)
 	switch {
 	case ok:
-	case isFull(err):
-		told = &refusal{http.StatusInsufficientStorage, "there is no room for it on the disk of stepmux"}
+	case oserr.NoSpace(err):
+		told = errFull
 	default: // the clients try again after a 500, and this stays
 		told = &refusal{http.StatusInsufficientStorage, "stepmux could not store or read the file"}
 		if errno, ok := errors.AsType[syscall.Errno](err); ok {

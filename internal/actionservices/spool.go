@@ -10,13 +10,11 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/stepmux/stepmux/internal/oserr"
+	"golang.org/x/sys/unix"
 )
 
 // maxBlocks bounds the pieces of a file.
 const maxBlocks = 50_000
-
-func isFull(err error) bool { return oserr.NoSpace(err) }
 
 // extent is a part of a file.
 type extent struct{ from, to int64 }
@@ -46,8 +44,22 @@ func newSpool(path string, limit int64, of *room) (*spool, error) {
 
 // room counts the bytes that uploads may take on the disk until they are complete. It is safe for concurrent use.
 type room struct {
+	reserve int64 // of the disk
+
 	mu   sync.Mutex // guards the following
 	left int64
+}
+
+// leaves returns an error unless the disk of a file has room for size bytes, and for others.
+func (r *room) leaves(path string, size int64) error {
+	var disk unix.Statfs_t
+	if r.reserve == 0 || unix.Statfs(path, &disk) != nil {
+		return nil //nolint:nilerr // the write tells
+	}
+	if free := int64(disk.Bavail) * disk.Bsize; size > free-r.reserve { // a disk is smaller
+		return errFull
+	}
+	return nil
 }
 
 // take takes n bytes of room. It fails if there are fewer.
@@ -113,12 +125,17 @@ func (s *spool) put(from io.Reader, at, size int64, block string) error {
 	case slices.ContainsFunc(s.pieces, func(e extent) bool { return e.from < part.to && part.from < e.to }):
 		s.mu.Unlock()
 		return errOverlap
-	case !s.room.take(size):
+	}
+	file := s.file
+	if err := s.room.leaves(s.path, size); err != nil {
+		s.mu.Unlock()
+		return err
+	}
+	if !s.room.take(size) {
 		s.mu.Unlock()
 		return ErrNoRoom
 	}
 	s.held += size
-	file := s.file
 	s.under++
 	s.pieces = append(s.pieces, part)
 	s.end = max(s.end, part.to)

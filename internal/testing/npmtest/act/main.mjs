@@ -34,6 +34,10 @@ const verbs = {
     await put(upload, text)
     console.log('sent ' + name)
   },
+  async flood(name, bytes) { // without a client that tries again
+    const made = await call('ArtifactService', 'CreateArtifact', { name, version: 4 })
+    await put(made.signed_upload_url, Buffer.alloc(Number(bytes))).catch(err => console.log(err.message))
+  },
   async end(name, text) {
     const made = await call('ArtifactService', 'FinalizeArtifact', { name, size: String(text.length) })
     console.log(made.ok ? 'kept ' + name : name + ': ' + made.msg)
