@@ -64,13 +64,17 @@ var dockerScripts sync.Mutex
 //stepmux:with remote/step/lang.TestEachWayToWriteAScriptIsVetted
 //stepmux:with instance/manager.TestABuildHasTheWarningsAboutItsScriptsFromSubmitOn
 //stepmux:with instance/manager.TestAManagerOfStrictScriptsRefusesJobsWithWarnings
-func TestScripts(t *testing.T) {
+func TestScripts(t *testing.T) { runScripts(t, "testdata/script") }
+
+// runScripts runs the scripts in a directory.
+func runScripts(t *testing.T, dir string) {
+	t.Helper()
 	examples, err := filepath.Abs("../../examples")
 	if err != nil {
 		t.Fatal(err)
 	}
 	testscript.RunT(quietT{t}, testscript.Params{
-		Dir: "testdata/script",
+		Dir: dir,
 		Setup: func(env *testscript.Env) error {
 			tb, ok := env.T().(testing.TB)
 			if !ok {
@@ -91,6 +95,7 @@ func TestScripts(t *testing.T) {
 			end, err := runnertest.Program()
 			env.Setenv("VMS_END", end)
 			env.Setenv("GITLAB_RUNNER", runnertest.GitLabRunner(tb)[0])
+			env.Setenv("MIRROR", os.Getenv("STEPMUX_ACTIONS_MIRROR"))
 			env.Setenv("PLATFORM", runtime.GOOS+"/"+runtime.GOARCH)
 			return err
 		},

@@ -140,8 +140,8 @@ func (f *runFiles) traceOf(build string) string {
 	return strings.ReplaceAll(f.traces, buildMark, build)
 }
 
-// stepsOf returns the reports of the steps of a build, from its trace. Without a trace, of which traced tells, there
-// are none.
+// stepsOf returns the reports of the steps of a build, from its trace. Without a trace, of which traced tells, the list
+// is empty.
 func (f *runFiles) stepsOf(build string) []standalone.StepReport {
 	if !f.remarks {
 		return nil

@@ -164,5 +164,10 @@ func repositoryOf(ctx context.Context, src standalone.Source) string {
 			return v.Value
 		}
 	}
+	for _, v := range src.Predefined {
+		if v.Name == "CI_PROJECT_PATH" {
+			return v.Value
+		}
+	}
 	return strings.ToValidUTF8(filepath.Base(strings.TrimSuffix(checkout.Repository(ctx, src.WorkDir), "/.git")), "?")
 }

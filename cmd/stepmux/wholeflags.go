@@ -172,7 +172,8 @@ func (f *wholeFlags) config(
 	}
 	stages := newStageView(p)
 	show.watchLines(stages.lines)
-	single := len(p.Jobs)+len(p.Left) == 1 && p.Jobs[0].Trigger == nil
+	single := len(p.Jobs)+len(p.Left) == 1 && p.Jobs[0].Trigger == nil &&
+		(p.Jobs[0].Open == nil || len(p.Jobs[0].Builds) == 1)
 	of = whole.Config{
 		Config: cfg, Files: files, Slots: f.jobs, Resume: f.resume, WithTests: f.tests != "", Masked: map[string]string{},
 		Name: filepath.Join(cfg.WorkDir, src.Name), Say: note,

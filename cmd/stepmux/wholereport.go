@@ -181,11 +181,11 @@ func remarkLines(all []whole.Remark) (lines []string) {
 func jobLines(r *whole.Report, indent string) (lines []string) {
 	for _, j := range r.Jobs {
 		text := fmt.Sprintf("%s%s%-24s %s", indent, stageColumn(j.Stage), j.Name, j.Status)
-		switch {
-		case j.Why != "" && j.Why != j.Status:
-			text += ": " + j.Why
-		case j.ExitCode != nil && *j.ExitCode != 0:
+		if j.ExitCode != nil && *j.ExitCode != 0 && j.Why != "timed out" {
 			text += fmt.Sprintf(": exit code %d", *j.ExitCode)
+		}
+		if j.Why != "" && j.Why != j.Status {
+			text += ": " + termtext.Cut(j.Why, 400)
 		}
 		if j.Duration > 0 && (j.Why == "" || j.ExitCode != nil) {
 			text += fmt.Sprintf(" (%.1fs)", j.Duration)

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"maps"
 	"slices"
+	"strconv"
+	"time"
 
 	"go.yaml.in/yaml/v4"
 
@@ -126,11 +128,12 @@ func (r *jobReader) services(n *yaml.Node) {
 			s.Image = r.String(n, "a service")
 		} else {
 			r.each(n, "a service", map[string]func(*yaml.Node){
-				"name":       func(n *yaml.Node) { s.Image = r.String(n, "name") },
-				"alias":      func(n *yaml.Node) { s.Alias = r.String(n, "alias") },
-				"entrypoint": func(n *yaml.Node) { s.Entrypoint = r.texts(n, "entrypoint") },
-				"command":    func(n *yaml.Node) { s.Command = r.texts(n, "command") },
-				"variables":  func(n *yaml.Node) { s.Env = r.env(n) },
+				"name":        func(n *yaml.Node) { s.Image = r.String(n, "name") },
+				"alias":       func(n *yaml.Node) { s.Alias = r.String(n, "alias") },
+				"entrypoint":  func(n *yaml.Node) { s.Entrypoint = r.texts(n, "entrypoint") },
+				"command":     func(n *yaml.Node) { s.Command = r.texts(n, "command") },
+				"variables":   func(n *yaml.Node) { s.Env = r.env(n) },
+				"healthcheck": func(n *yaml.Node) { s.Health = r.health(n) },
 			})
 		}
 		if s.Image == "" {
@@ -138,6 +141,37 @@ func (r *jobReader) services(n *yaml.Node) {
 		}
 		r.spec.Services = append(r.spec.Services, s)
 	}
+}
+
+// health reads a health check, with the keys that it has in a Compose file.
+func (r *jobReader) health(n *yaml.Node) *Health {
+	h := &Health{}
+	span := func(to *time.Duration) func(*yaml.Node) {
+		return func(n *yaml.Node) {
+			text := r.String(n, "a time")
+			d, err := time.ParseDuration(text)
+			if err != nil && r.Err == nil {
+				r.Failf(n, "the time %.40q is not valid; write 10s or 1m30s", text)
+			}
+			*to = d
+		}
+	}
+	r.each(n, "healthcheck", map[string]func(*yaml.Node){
+		"test":     func(n *yaml.Node) { h.Test = r.String(n, "test") },
+		"disable":  func(n *yaml.Node) { h.Disabled = r.String(n, "disable") == "true" },
+		"interval": span(&h.Interval), "timeout": span(&h.Timeout), "start_period": span(&h.StartPeriod),
+		"retries": func(n *yaml.Node) {
+			text := r.String(n, "retries")
+			var err error
+			if h.Retries, err = strconv.Atoi(text); err != nil && r.Err == nil {
+				r.Failf(n, "retries is a number, not %.40q", text)
+			}
+		},
+	})
+	if err := h.check(); err != nil && r.Err == nil {
+		r.Failf(n, "%v", err)
+	}
+	return h
 }
 
 // noEmpty drops the empty program of entrypoint: [""], which stands for an image without one: that of the steps is not

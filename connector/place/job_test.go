@@ -3,6 +3,7 @@ package place_test
 import (
 	"encoding/binary"
 	"testing"
+	"time"
 	"unicode/utf16"
 
 	"github.com/stretchr/testify/require"
@@ -37,15 +38,19 @@ services:
     entrypoint: [""]
     command: [redis-server, --save]
     variables: {A: b, N: 1}
+    healthcheck: {test: "a b", interval: 10s, timeout: 1m30s, retries: 5, start_period: 20ms, disable: false}
 run: []
-`, "\n\n\n\n\n\n\n\n\n\n\n\nrun: []\n",
+`, "\n\n\n\n\n\n\n\n\n\n\n\n\nrun: []\n",
 			&place.Spec{
 				Image: "postgres:17", Pull: place.PullAlways, User: "1000", Platform: "linux/arm64",
 				Services: []place.Service{
 					{Image: "postgres:17"},
 					{
 						Image: "redis:7", Alias: "cache", Entrypoint: []string{""}, Command: []string{"redis-server", "--save"},
-						Env: []string{"A=b", "N=1"},
+						Env: []string{"A=b", "N=1"}, Health: &place.Health{
+							Test: "a b", Interval: 10 * time.Second, Timeout: 90 * time.Second, Retries: 5,
+							StartPeriod: 20 * time.Millisecond,
+						},
 					},
 				},
 			},
@@ -76,6 +81,10 @@ func TestAMistakeInTheImageOfAJobHasItsPlace(t *testing.T) {
 		"a: 1\rimage: x\rb: 2":                 `the character "\r", which YAML takes for the end of a line`,
 		"name: \"a\u2028b\"\nimage: x\nb: 2\n": `the character "\u2028", which YAML takes`,
 		"{image: a, run: []}\n":                "job.yml:1:2: image: write each key of the job on a line of its own",
+
+		"services: [{name: a, healthcheck: {timeout: x}}]\n":    `the time "x" is not valid`,
+		"services: [{name: a, healthcheck: {interval: -1s}}]\n": "the health check has the time -1s",
+		"services: [{name: a, healthcheck: {retries: many}}]\n": `retries is a number, not "many"`,
 	} {
 		_, _, err := place.FromJob("job.yml", []byte(text))
 		require.ErrorContains(t, err, want, text)

@@ -5,10 +5,11 @@ import (
 	"path"
 	"strconv"
 	"strings"
+	"time"
 )
 
-// Service is a container beside the build's, such as a database. It is ready when it runs, its health check (of a
-// container) or its readiness probe (of a pod's template) succeeds, and it accepts connections at the TCP port in
+// Service is a container beside the build's, such as a database. It is ready when it runs, its health check or its
+// readiness probe (of a pod's template) succeeds, and it accepts connections at the TCP port in
 // HEALTHCHECK_TCP_PORT of its environment. Without that variable and without a health check, a container's service has
 // to accept connections at the ports that its image exposes.
 type Service struct {
@@ -21,6 +22,41 @@ type Service struct {
 	Entrypoint, Command []string
 	// Env is added to the image's environment, as KEY=VALUE.
 	Env []string
+	// Health is its health check. If nil, a container has that of its image; in a pod nothing checks it.
+	Health *Health
+}
+
+// Health is a health check of a service, as the HEALTHCHECK of a Dockerfile describes it. In a pod it is a readiness
+// probe, with whole seconds.
+type Health struct {
+	// Test is a command line for /bin/sh in the service's container. If empty, that of the image, or in a pod no
+	// check.
+	Test string
+	// Disabled says that there is no health check, also if the image has one.
+	Disabled bool
+	// Interval is the time between two checks, Timeout bounds one, and failures in the StartPeriod do not count. If zero,
+	// the defaults of the daemon or of the cluster.
+	Interval, Timeout, StartPeriod time.Duration
+	// Retries is how many checks in a row must fail for the service to be unhealthy. If zero, 3.
+	Retries int
+}
+
+// check returns an error for a Health that no place takes.
+func (h *Health) check() error {
+	if h == nil {
+		return nil
+	}
+	const longest, most = time.Hour, 10_000
+	for _, d := range []time.Duration{h.Interval, h.Timeout, h.StartPeriod} {
+		if d != 0 && d < time.Millisecond || d > longest {
+			return fmt.Errorf("the health check has the time %v: use 1ms to %v", d, longest)
+		}
+	}
+	if h.Retries < 0 || h.Retries > most || len(h.Test) > 64<<10 || strings.ContainsRune(h.Test, 0) {
+		return fmt.Errorf("the health check has %d retries, and a test of %d bytes: use at most %d and 64 KiB of text",
+			h.Retries, len(h.Test), most)
+	}
+	return nil
 }
 
 // portVariable of a service's environment names the TCP port at which it accepts connections when it is ready. An image

@@ -132,6 +132,9 @@ func CheckSpec(s *Spec, names Names) error {
 		if _, err := one.Port(); err != nil {
 			return err
 		}
+		if err := one.Health.check(); err != nil {
+			return fmt.Errorf("service %.160q: %w", one.Image, err)
+		}
 	}
 	return nil
 }

@@ -210,7 +210,8 @@ var allowed = map[string][]string{
 	},
 	"internal/standalone/whole": {
 		"internal/standalone", "internal/standalone/whole/carry", "pipeline", "remote/archive", "internal/rmtree",
-		"internal/boundedfile", "internal/filelock", "internal/pause", "remote/jobcache", "remote/step/lang",
+		"internal/boundedfile", "internal/filelock", "internal/lazyregexp", "internal/pause", "remote/jobcache",
+		"remote/step/lang",
 		"remote/step/mask", "remote/step/annotation",
 	},
 	"internal/standalone/whole/carry": {

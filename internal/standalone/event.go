@@ -5,11 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os/user"
+	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/stepmux/stepmux/remote/step/action"
 	"github.com/stepmux/stepmux/remote/step/engine"
+	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
 // The names of the variables that describe the event of a workflow.
@@ -40,6 +43,13 @@ func gitHubVars(src Source, inputs map[string]any) ([]engine.Variable, error) {
 		if value != "" && variable(vars, name) == "" {
 			vars = append(vars, engine.Variable{Key: name, Value: value})
 		}
+	}
+	if variable(vars, "CI_PROJECT_PATH") == "" {
+		set("GITHUB_REPOSITORY", cmp.Or(src.predefined("CI_PROJECT_PATH"), "local/"+localName(src.WorkDir)))
+	}
+	if variable(vars, "GITLAB_USER_LOGIN") == "" { // actions make commits in the name of the actor
+		set("GITHUB_ACTOR", actor())
+		set("GITHUB_TRIGGERING_ACTOR", variable(vars, "GITHUB_ACTOR"))
 	}
 	if src.Event == "" && len(inputs) == 0 || variable(vars, eventVariable) != "" {
 		set(eventNameVariable, src.Event)
@@ -88,6 +98,9 @@ func readPayload(text []byte) (map[string]any, error) {
 	payload := map[string]any{}
 	if text == nil {
 		return payload, nil
+	}
+	if len(text) > lang.MaxText {
+		return nil, fmt.Errorf("the payload of the event has more than %d MiB", lang.MaxText>>20)
 	}
 	if err := json.Unmarshal(text, &payload); err != nil {
 		return nil, fmt.Errorf("the payload of the event is not valid: %w", err)
@@ -149,7 +162,26 @@ func pushed(payload map[string]any, vars []engine.Variable, src Source) {
 	}
 	payload["after"], payload["head_commit"], payload["commits"] = sha, commit, []any{commit}
 	payload["created"], payload["deleted"], payload["forced"] = false, false, false
-	if repository, ok := payload["repository"].(map[string]string); ok {
+	if repository := under(payload, "repository"); repository != nil {
 		repository["default_branch"] = src.predefined("CI_DEFAULT_BRANCH")
 	}
+}
+
+// actor returns the name of this user.
+func actor() string {
+	if u, err := user.Current(); err == nil && u.Username != "" {
+		return u.Username
+	}
+	return "local"
+}
+
+// localName returns the name of a directory in the form of a repository's name.
+func localName(dir string) string {
+	name := strings.Map(func(c rune) rune {
+		if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '.' || c == '_' {
+			return c
+		}
+		return '-'
+	}, filepath.Base(dir))
+	return cmp.Or(strings.Trim(name, ".-"), "project")
 }

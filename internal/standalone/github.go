@@ -22,6 +22,9 @@ func readGitHub(src Source) (*Job, error) {
 	if err := job.CheckMatrix(src.Matrix); err != nil {
 		return nil, err
 	}
+	if src.lock, err = src.readLock(); err != nil {
+		return nil, err
+	}
 	named, notes, err := job.Inputs(src.Inputs)
 	if err != nil {
 		return nil, err
@@ -41,7 +44,7 @@ func readGitHub(src Source) (*Job, error) {
 	if err != nil {
 		return nil, err
 	}
-	j.Notices = notes
+	j.Notices = append(j.Notices, notes...)
 	return j, nil
 }
 
@@ -77,11 +80,15 @@ func gitHubJob(src Source, job *action.Job, run gitHubRun) (*Job, error) {
 	if !src.NoFiles && (src.Answers != nil || hasFiles(src.WorkDir)) {
 		inputs["in_project"] = true
 	}
+	if locked := src.lock.of(src); locked != nil {
+		inputs["locked"] = locked
+	}
 	given := Given{Config: engine.Config{Vars: src.Vars}}
 	if src.InContainer {
 		inputs["in_container"] = true
 		var err error
-		if given.Container, given.Env, err = job.Container(run.matrix, run.inputs, run.needs, src.Vars); err != nil {
+		given.Container, given.Env, given.Notices, err = job.Container(run.matrix, run.inputs, run.needs, src.Vars)
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -91,7 +98,12 @@ func gitHubJob(src Source, job *action.Job, run gitHubRun) (*Job, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", src.Name, err)
 	}
-	def, err := lang.ParseCalled(src.Name, steps)
+	if isSent := src.Elsewhere || src.Answers != nil || src.InContainer; isSent && len(steps) > lang.MaxText {
+		return nil, fmt.Errorf("%s: the job %.64q: the workflow, its inputs, and the outputs of the jobs that the job needs "+
+			"have %d bytes together; a step runner takes %d MiB: make the outputs smaller, or use artifacts", src.Name,
+			job.Name, len(steps), lang.MaxText>>20)
+	}
+	def, err := lang.ParseKept(src.Name, string(steps))
 	if err != nil {
 		return nil, err
 	}

@@ -88,6 +88,7 @@ type Source struct {
 	Ignored func() ([]string, error)
 	// Repository is the owner/name@revision that the text of a workflow comes from. It is empty for the project.
 	Repository string
+	lock       lock // of the project's actions
 	// Fetch fetches the repository of a workflow that is called, and returns its directory and a function that releases
 	// it. If nil, such a workflow is an error.
 	Fetch func(of action.Uses) (dir string, release func(), err error)

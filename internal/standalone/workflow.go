@@ -36,6 +36,9 @@ func ReadWorkflow(src Source) (*Workflow, error) {
 	if err != nil {
 		return nil, err
 	}
+	if src.lock, err = src.readLock(); err != nil {
+		return nil, err
+	}
 	w := &Workflow{Workflow: read, src: src, calls: map[string]*called{}}
 	if w.inputs, w.Notices, err = read.Jobs[0].Inputs(src.Inputs); err != nil {
 		return nil, err

@@ -2,12 +2,14 @@ package standalone
 
 import (
 	"encoding/json"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
+	"github.com/stepmux/stepmux/remote/step/action"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
@@ -26,7 +28,7 @@ var commitVars = []gitlabci.Variable{
 // described returns the variables that describe the event of a workflow, and its payload.
 func described(t *testing.T, src Source) (vars map[string]string, payload map[string]any) {
 	t.Helper()
-	src.Name, src.Format, src.WorkDir = "w.yml", GitHub, t.TempDir()
+	src.Name, src.Format, src.WorkDir = "w.yml", GitHub, filepath.Join(t.TempDir(), "my projéct")
 	w, err := ReadWorkflow(src)
 	require.NoError(t, err)
 	vars = map[string]string{}
@@ -46,6 +48,13 @@ func TestEventOfAWorkflowIsMadeFromTheCommit(t *testing.T) {
 	require.NotEmpty(t, vars["GITHUB_RUN_ID"])
 	require.Equal(t, "refs/heads/topic", push["ref"])
 	require.Equal(t, "0123abcd", push["after"])
+	require.Equal(t, "local/my-proj-ct", vars["GITHUB_REPOSITORY"])
+	require.NotEmpty(t, vars["GITHUB_ACTOR"])
+	require.Equal(t, vars["GITHUB_ACTOR"], vars["GITHUB_TRIGGERING_ACTOR"])
+	require.Equal(t, map[string]any{
+		"full_name": "local/my-proj-ct", "name": "my-proj-ct", "owner": map[string]any{"login": "local", "name": "local"},
+		"default_branch": "trunk",
+	}, push["repository"])
 	require.Equal(t, "trunk", under(push, "repository")["default_branch"])
 	require.Equal(t, "Title\n\nText", under(push, "head_commit")["message"])
 	require.Equal(t, map[string]any{"name": "Ann", "email": "ann@x.test"}, under(under(push, "head_commit"), "author"))
@@ -63,9 +72,40 @@ func TestEventOfAWorkflowIsMadeFromTheCommit(t *testing.T) {
 	}
 
 	text := "on: {workflow_dispatch: {inputs: {n: {type: number, default: 2}}}}" + jobs
-	vars, manual := described(t, Source{Text: []byte(text), Inputs: map[string]string{"n": "3"}})
+	project := []gitlabci.Variable{{Name: "CI_PROJECT_PATH", Value: "o/r"}}
+	vars, manual := described(t, Source{
+		Text: []byte(text), Inputs: map[string]string{"n": "3"}, Predefined: project,
+	})
+	require.Equal(t, "o/r", vars["GITHUB_REPOSITORY"])
+	require.Equal(t, "r", under(manual, "repository")["name"])
+	for _, name := range []string{"GITHUB_REPOSITORY", "CI_PROJECT_PATH"} {
+		_, named := described(t, Source{
+			Text: []byte(text), Vars: []engine.Variable{{Key: name, Value: "a/b"}}, Predefined: project,
+		})
+		require.Equal(t, "a/b", under(named, "repository")["full_name"])
+	}
 	require.Equal(t, "workflow_dispatch", vars["GITHUB_EVENT_NAME"])
 	require.Equal(t, map[string]any{"n": "3"}, manual["inputs"])
+}
+
+// Symptom: a job whose needs had large outputs did not run here, and on VMs the error spoke of scripts.
+func TestOutputsOfNeedsMayBeLong(t *testing.T) {
+	for _, elsewhere := range []bool{false, true} {
+		w, err := ReadWorkflow(Source{
+			Name: "w.yml", Format: GitHub, Elsewhere: elsewhere,
+			Text: []byte("on: push\njobs: {a: {outputs: {o: x}, steps: [{run: x}]}, b: {needs: a, steps: [{run: x}]}}"),
+		})
+		require.NoError(t, err)
+		v := w.Values(map[string]action.Outcome{
+			"a": {Result: action.Succeeded, Outputs: map[string]string{"o": strings.Repeat("x", 2<<20)}},
+		}, false)
+		_, err = w.Compile(w.Job("b"), v, &action.Build{})
+		if !elsewhere {
+			require.NoError(t, err)
+			continue
+		}
+		require.ErrorContains(t, err, `w.yml: the job "b": the workflow, its inputs, and the outputs of the jobs that `)
+	}
 }
 
 func TestEventOfAWorkflowCanBeGiven(t *testing.T) {

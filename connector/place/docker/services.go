@@ -80,10 +80,12 @@ func (c *Container) startService(ctx context.Context, s *service) error {
 	}
 	whole, end := c.whole(ctx)
 	defer end()
+	check := healthOf(s.Health)
 	made, err := c.api.ContainerCreate(whole, client.ContainerCreateOptions{
 		Name: c.name + "-" + s.Host(), Platform: c.cfg.Spec.platform(),
 		Config: &container.Config{
 			Image: image.id, Labels: labels, Entrypoint: s.Entrypoint, Cmd: s.Command, Env: s.Env,
+			Healthcheck: check,
 		},
 		HostConfig: &container.HostConfig{
 			NetworkMode: container.NetworkMode(c.network), Resources: c.cfg.Spec.resources(), LogConfig: serviceLog,
@@ -102,10 +104,30 @@ func (c *Container) startService(ctx context.Context, s *service) error {
 	if _, err := c.api.ContainerStart(ctx, s.id, client.ContainerStartOptions{}); err != nil {
 		return c.api.failure(ctx, "start container", err)
 	}
+	if check != nil {
+		image.checked = !s.Health.Disabled && (image.checked || s.Health.Test != "")
+	}
 	if err := c.awaitService(ctx, s, &image); err != nil {
 		return c.withLog(ctx, s, err)
 	}
 	return nil
+}
+
+// healthOf returns a health check for the daemon, or nil for that of the image.
+func healthOf(h *place.Health) *container.HealthConfig {
+	if h == nil {
+		return nil
+	}
+	check := &container.HealthConfig{
+		Interval: h.Interval, Timeout: h.Timeout, StartPeriod: h.StartPeriod, Retries: h.Retries,
+	}
+	switch {
+	case h.Disabled:
+		check = &container.HealthConfig{Test: []string{"NONE"}}
+	case h.Test != "":
+		check.Test = []string{"CMD-SHELL", h.Test}
+	}
+	return check
 }
 
 // awaitService waits until the service is ready, or has ended.

@@ -22,6 +22,8 @@ func TestABuildReachesItsServicesByTheirNames(t *testing.T) {
 		`HEALTHCHECK --interval=100ms --retries=600 CMD ["test", "-e", "/ready"]`)
 	d.Load(t, "unchecked:1", `CMD ["sleep", "600"]`, "HEALTHCHECK NONE")
 	// Symptom: a service that does not listen at each port of its image, as rabbitmq does not by default, was never ready.
+	// Health checks in place of those of the images.
+	d.Load(t, "slow:1", `CMD ["sh", "-c", "sleep 0.5; touch /up; sleep 600"]`, `HEALTHCHECK --interval=1h CMD ["false"]`)
 	d.Load(t, "half:1", "EXPOSE 8080 8443", `CMD ["httpd", "-f", "-p", "8080", "-h", "/etc"]`)
 	// Symptom: entrypoint: [""] of a service ran the entrypoint of its image.
 	d.Load(t, "entered:1", `ENTRYPOINT ["false"]`)
@@ -30,6 +32,10 @@ func TestABuildReachesItsServicesByTheirNames(t *testing.T) {
 		{Image: "entered:1", Entrypoint: []string{""}, Command: []string{"sleep", "600"}},
 		{Image: "example.com/tools/web:1"},
 		{Image: "unchecked:1"},
+		{Image: "slow:1", Health: &place.Health{
+			Test: "test -e /up", Interval: 100 * time.Millisecond, Timeout: time.Second, StartPeriod: time.Minute, Retries: 9,
+		}},
+		{Image: "slow:1", Alias: "off", Health: &place.Health{Disabled: true}},
 		{Image: "half:1", Env: []string{"HEALTHCHECK_TCP_PORT=8080"}},
 		{Image: "checked:1", Alias: "db", Env: []string{"GREETING=hello"}},
 		{Image: dockertest.Image, Alias: "idle", Command: []string{"sleep", "600"}},
@@ -38,7 +44,7 @@ func TestABuildReachesItsServicesByTheirNames(t *testing.T) {
 	c := start(t, cfg)
 	all, err := d.Client.ContainerList(t.Context(), client.ContainerListOptions{})
 	require.NoError(t, err)
-	require.Len(t, all.Items, 7)
+	require.Len(t, all.Items, 9)
 	for _, one := range all.Items {
 		told, err := d.Client.ContainerInspect(t.Context(), one.ID, client.ContainerInspectOptions{})
 		require.NoError(t, err)
@@ -64,6 +70,14 @@ func TestServicesThatDoNotGetReadyEndTheBuild(t *testing.T) {
 		timeout time.Duration
 		want    string
 	}{
+		"sick by another check": {
+			place.Service{Image: "deaf:1", Health: &place.Health{Test: "exit 3", Interval: 50 * time.Millisecond, Retries: 1}},
+			0, "service deaf: the service's health check fails; it said: I never listen",
+		},
+		"sooner than its image says": {
+			place.Service{Image: "sick:1", Health: &place.Health{Interval: 20 * time.Millisecond}},
+			0, "service sick: the service's health check fails",
+		},
 		"no port": {
 			place.Service{Image: "deaf:1"},
 			5 * time.Second,

@@ -1031,6 +1031,33 @@ func TestAServiceWithoutEntrypointRunsItsCommandAlone(t *testing.T) {
 	require.NotContains(t, db, "args")
 }
 
+func TestAHealthCheckIsAReadinessProbe(t *testing.T) {
+	check := &place.Health{Test: "pg_isready", Interval: 100 * time.Millisecond, Timeout: 5 * time.Second, Retries: 7}
+	pod, err := kubernetes.Manifest(kubernetes.Config{
+		Config: place.Config{BuildID: "b1"},
+		Spec: kubernetes.Spec{
+			Spec: place.Spec{Image: "a", Services: []place.Service{
+				{Image: "db", Health: check}, {Image: "mine", Health: check},
+				{Image: "off", Health: &place.Health{Disabled: true, Test: "x"}}, {Image: "own", Health: &place.Health{}},
+			}},
+			Template: []byte("spec: {initContainers: [{name: mine, readinessProbe: {tcpSocket: {port: 1}}}]}"),
+		},
+	})
+	require.NoError(t, err)
+	probes := map[string]any{}
+	for _, c := range pod["spec"].(map[string]any)["initContainers"].([]any) {
+		c := c.(map[string]any)
+		probes[c["name"].(string)] = c["readinessProbe"]
+	}
+	require.Equal(t, map[string]any{
+		"exec": map[string]any{"command": []any{"/bin/sh", "-c", "pg_isready"}}, "failureThreshold": 7,
+		"periodSeconds": int64(1), "timeoutSeconds": int64(5),
+	}, probes["db"])
+	require.Equal(t, map[string]any{"tcpSocket": map[string]any{"port": 1}}, probes["mine"], "the operator's own")
+	require.Nil(t, probes["off"])
+	require.Nil(t, probes["own"])
+}
+
 // Symptom: the shell ran the step runner without its arguments, and the pod ended.
 func TestAShellAsEntrypointBecomesTheFirstProcess(t *testing.T) {
 	pod, err := kubernetes.Manifest(kubernetes.Config{

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/internal/tail"
@@ -57,12 +58,26 @@ func (s *Spec) addServices(pod, limits dict) []any {
 			key, value, _ := strings.Cut(entry, "=")
 			in["env"] = append(list(in, "env"), dict{"name": key, "value": value})
 		}
+		if h := one.Health; h != nil && h.Test != "" && !h.Disabled {
+			setDefault(in, "readinessProbe", probeOf(h))
+		}
 		sidecars, hosts = append(sidecars, in), append(hosts, one.Host())
 	}
 	if len(hosts) > 0 {
 		pod["hostAliases"] = append(list(pod, "hostAliases"), dict{"ip": "127.0.0.1", "hostnames": hosts})
 	}
 	return sidecars
+}
+
+// probeOf returns a health check as a readiness probe.
+func probeOf(h *place.Health) dict {
+	probe := dict{"exec": dict{"command": []any{"/bin/sh", "-c", h.Test}}, "failureThreshold": cmp.Or(h.Retries, 3)}
+	for key, d := range map[string]time.Duration{"periodSeconds": h.Interval, "timeoutSeconds": h.Timeout} {
+		if d > 0 {
+			probe[key] = int64(max(d.Round(time.Second), time.Second) / time.Second)
+		}
+	}
+	return probe
 }
 
 // awaitServices waits until all services are ready.

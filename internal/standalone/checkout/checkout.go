@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -70,8 +71,9 @@ func Contains(dir string) bool {
 
 // Variables returns CI_COMMIT_SHA, CI_COMMIT_SHORT_SHA, CI_COMMIT_BRANCH or CI_COMMIT_TAG, CI_COMMIT_REF_NAME,
 // CI_COMMIT_REF_SLUG, CI_COMMIT_MESSAGE, CI_COMMIT_TITLE, CI_COMMIT_DESCRIPTION, CI_COMMIT_AUTHOR, CI_COMMIT_TIMESTAMP
-// and CI_DEFAULT_BRANCH of the commit that is checked out in dir, an absolute path. Unknown ones are left out, and all
-// of them if dir is in no repository or that has no commit. CI_COMMIT_TAG is for a checkout of a tag without a branch.
+// and CI_DEFAULT_BRANCH of the commit that is checked out in dir, an absolute path, and CI_PROJECT_PATH,
+// CI_PROJECT_NAMESPACE and CI_PROJECT_ROOT_NAMESPACE of the remote origin. Unknown ones are left out, and all of them
+// if dir is in no repository or that has no commit. CI_COMMIT_TAG is for a checkout of a tag without a branch.
 func Variables(ctx context.Context, dir string) ([]gitlabci.Variable, error) {
 	if !Contains(dir) {
 		return nil, nil
@@ -117,7 +119,26 @@ func Variables(ctx context.Context, dir string) ([]gitlabci.Variable, error) {
 	if err == nil && found && isRefName(name) {
 		add("DEFAULT_BRANCH", name)
 	}
+	url, err := git(ctx, dir, maxMessage, "config", "--get", "remote.origin.url")
+	if project := projectOf(strings.TrimSpace(string(url))); err == nil && project != "" {
+		root, _, _ := strings.Cut(project, "/")
+		add("PROJECT_PATH", project)
+		add("PROJECT_NAMESPACE", path.Dir(project))
+		add("PROJECT_ROOT_NAMESPACE", root)
+	}
 	return vars, context.Cause(ctx)
+}
+
+// project matches the URL of a repository on a server: scheme://host/PATH or user@host:PATH.
+var project = regexp.MustCompile(`\A(?:(?:https?|ssh|git)://[^/\s]+/|[\w.-]+@[\w.-]+:/?)([\w.-]+(?:/[\w.-]+)+)/?\z`)
+
+// projectOf returns the path of a project on its server, such as owner/name, or an empty text.
+func projectOf(url string) string {
+	found := project.FindStringSubmatch(url)
+	if found == nil || len(found[1]) > maxRefName {
+		return ""
+	}
+	return strings.TrimSuffix(found[1], ".git")
 }
 
 // current returns the branch that is checked out or, if there is no branch, a tag of the commit.
@@ -166,14 +187,14 @@ func Repository(ctx context.Context, dir string) string {
 		return dir
 	}
 	common, err := git(ctx, dir, maxMessage, "rev-parse", "--git-common-dir")
-	path := strings.TrimSuffix(string(common), "\n")
+	found := strings.TrimSuffix(string(common), "\n")
 	switch {
-	case err != nil || path == "":
+	case err != nil || found == "":
 		return dir
-	case !filepath.IsAbs(path):
-		path = filepath.Join(dir, path)
+	case !filepath.IsAbs(found):
+		found = filepath.Join(dir, found)
 	}
-	return path
+	return found
 }
 
 // Changed returns the slash-separated paths, from the top of the repository, of the files in the work tree of dir that

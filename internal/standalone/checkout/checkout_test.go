@@ -60,7 +60,10 @@ func TestVariablesAreThoseOfTheCommitThatIsCheckedOut(t *testing.T) {
 		[]string{v["CI_COMMIT_BRANCH"], v["CI_COMMIT_REF_NAME"], v["CI_COMMIT_REF_SLUG"]})
 	require.NotContains(t, v, "CI_COMMIT_TAG")
 	require.NotContains(t, v, "CI_DEFAULT_BRANCH")
+	require.NotContains(t, v, "CI_PROJECT_PATH")
 
+	git("config", "url.https://mirror/all/.insteadOf", "https://me:secret@host:444/") // for fetches
+	git("remote", "add", "origin", "https://me:secret@host:444/group/sub/p.git")
 	git("update-ref", "refs/remotes/origin/trunk", "HEAD")
 	git("symbolic-ref", "refs/remotes/origin/HEAD", "refs/remotes/origin/trunk")
 	git("tag", "v1.0/Beta")
@@ -69,6 +72,19 @@ func TestVariablesAreThoseOfTheCommitThatIsCheckedOut(t *testing.T) {
 	require.Equal(t, []string{"v1.0/Beta", "v1.0/Beta", "v1-0-beta", "trunk"},
 		[]string{v["CI_COMMIT_TAG"], v["CI_COMMIT_REF_NAME"], v["CI_COMMIT_REF_SLUG"], v["CI_DEFAULT_BRANCH"]})
 	require.NotContains(t, v, "CI_COMMIT_BRANCH")
+	require.Equal(t, []string{"group/sub/p", "group/sub", "group"},
+		[]string{v["CI_PROJECT_PATH"], v["CI_PROJECT_NAMESPACE"], v["CI_PROJECT_ROOT_NAMESPACE"]})
+}
+
+func TestTheProjectIsThatOfTheRemote(t *testing.T) {
+	for url, want := range map[string]string{
+		"git@host:o/r.git": "o/r", "ssh://git@host:22/o/r": "o/r", "http://host/o/r.git/": "o/r",
+		"git://h/a.b/c_d-e": "a.b/c_d-e",
+		"/srv/o/r.git":      "", "file:///srv/o/r.git": "", "../r": "", "https://host/r": "", "https://host/o/r?x": "", "": "",
+		"https://host/o/r\nx": "", "https://host/" + strings.Repeat("a/", 200) + "r": "",
+	} {
+		require.Equal(t, want, projectOf(url), url)
+	}
 }
 
 // Symptom: "run --project LINK", with a link to a directory of a repository, sent the files that git ignores.

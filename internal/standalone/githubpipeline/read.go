@@ -141,6 +141,9 @@ func (j opener) add(p *whole.Pipeline, v action.Values, b *action.Build, say fun
 		if err != nil {
 			return nil, err
 		}
+		for _, text := range compiled.Notices {
+			say(text)
+		}
 		prepared := &carry.Prepared{
 			Job: compiled, RunsOn: start.Labels, Outputs: j.job.HasOutputs(), Services: j.job.UsesActions(),
 		}

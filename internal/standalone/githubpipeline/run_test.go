@@ -93,7 +93,7 @@ func told(r *whole.Report) string {
 	var list []string
 	for _, j := range r.Jobs {
 		text := j.Name + " " + j.Status
-		if j.Why != "" {
+		if j.Why != "" && !strings.HasPrefix(j.Why, `step "`) {
 			text += " (" + j.Why + ")"
 		}
 		list = append(list, text)

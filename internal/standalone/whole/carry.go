@@ -278,7 +278,7 @@ func (c *carrier) carry(ctx context.Context, node, number int) (*standalone.Repo
 		a.Say("tests: " + err.Error())
 	}
 	c.done[node].archive, c.done[node].values = made.Artifacts, made.Values
-	c.done[node].remarks = c.remarks(node, made.Report)
+	c.done[node].remarks, c.done[node].why = c.remarks(node, made.Report), whyOf(made.Report)
 	return made.Report, nil
 }
 

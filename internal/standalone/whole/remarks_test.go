@@ -88,3 +88,18 @@ func TestRemarksOfAllJobsAreBounded(t *testing.T) {
 		"a: its summary is left out: those of all jobs have more than 64 MiB",
 	}, said)
 }
+
+// Symptom: nothing told why a job failed whose action could not be found, or whose expression was not valid.
+func TestWhyAJobFailed(t *testing.T) {
+	for message, want := range map[string]string{
+		`step "script": exec: exit status 3`:                "",
+		`step "job": step "say": exec: exit status 3`:       `step "say"`,
+		`step "job": step "say": w.yml:4: run: not valid`:   `step "say": w.yml:4: run: not valid`,
+		`step "a": step "b": step "c": exec: exit status 4`: `step "b": step "c": exec: exit status 4`,
+		"": "",
+	} {
+		code := 3
+		require.Equal(t, want, whyOf(&standalone.Report{Status: Failure, Message: message, ExitCode: &code}))
+		require.Empty(t, whyOf(&standalone.Report{Status: Success, Message: message}))
+	}
+}

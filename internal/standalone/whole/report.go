@@ -1,9 +1,14 @@
 package whole
 
 import (
+	"cmp"
+	"fmt"
 	"slices"
+	"strings"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/lazyregexp"
+	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/pipeline"
 	"github.com/stepmux/stepmux/remote/step/annotation"
 )
@@ -41,7 +46,7 @@ type JobReport struct {
 	Name     string    `json:"name"`
 	Stage    string    `json:"stage,omitempty"`
 	Status   string    `json:"status"`
-	Why      string    `json:"why,omitempty"` // of a job that did not run to its end, or ran in the run that is resumed
+	Why      string    `json:"why,omitempty"` // of a job that failed or did not run, or ran in the run that is resumed
 	Attempts int       `json:"attempts,omitempty"`
 	ExitCode *int      `json:"exit_code,omitempty"`
 	Started  time.Time `json:"started,omitzero"`
@@ -134,6 +139,9 @@ func (c *carrier) jobReport(run *pipeline.Progress, node int) JobReport {
 	if !r.Started.IsZero() {
 		r.Duration = r.Finished.Sub(r.Started).Seconds()
 	}
+	if s.State == pipeline.Failed || s.State == pipeline.Warned {
+		r.Why = cmp.Or(r.Why, c.done[node].why)
+	}
 	late := s.Result.Reason == TimedOut && s.State != pipeline.Succeeded
 	if late {
 		r.Why = timedOut
@@ -143,6 +151,25 @@ func (c *carrier) jobReport(run *pipeline.Progress, node int) JobReport {
 		r.ExitCode = &code
 	}
 	return r
+}
+
+// outerStep matches the name of a step that another one follows.
+var outerStep = lazyregexp.New(`^step "[^"]*": (step ")`)
+
+// whyOf returns why a job failed, in a few words. It is empty if there is nothing to say beside its exit code.
+func whyOf(r *standalone.Report) string {
+	if r.Status != Failure {
+		return ""
+	}
+	text := r.Message
+	if r.ExitCode != nil {
+		text = strings.TrimSuffix(text, fmt.Sprintf(": exec: exit status %d", *r.ExitCode))
+	}
+	text = outerStep().ReplaceAllString(text, "$1") // that of a workflow's job is the job
+	if text == `step "script"` {
+		return ""
+	}
+	return text
 }
 
 // sum sets the times of a pipeline from those of its jobs.

@@ -306,6 +306,7 @@ type made struct {
 	report  *Report   // of the builds of a job that opened
 	archive carry.Archive
 	values  map[string]string
+	why     string
 	resumed bool // the job ran in an earlier run
 	anew    bool // a job that opens, or one before it, has run in this run
 	remarks

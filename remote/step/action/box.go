@@ -20,6 +20,7 @@ type box struct {
 	line      int
 	image     setting
 	env       []setting
+	options   setting      // flags of docker create
 	ignored   []*yaml.Node // keys that have no effect
 }
 
@@ -28,7 +29,6 @@ var boxKeys = map[string]string{
 	"command":     "that of the image is used",
 	"credentials": "the login for a registry is that of this user's ~/.docker/config.json",
 	"entrypoint":  "that of the image is used",
-	"options":     "the flags of stepmux local set limits; a service is ready when its ports accept connections",
 	"ports":       "all containers of the job are in one network, where a service has its name",
 	"volumes":     "--volume gives the job directories of this machine",
 }
@@ -49,6 +49,8 @@ func (r *reader) box(p yamltree.Entry, isService bool) box {
 			b.image = setting{part.Key, r.text(part.Value, part.Key), part.Value.Line}
 		case "env":
 			b.env = r.settings(part.Value, part.Key)
+		case "options":
+			b.options = setting{part.Key, r.text(part.Value, part.Key), part.Value.Line}
 		default:
 			b.ignored = append(b.ignored, part.At)
 		}
@@ -66,7 +68,7 @@ func (b box) label() string {
 
 // usesEnv reports whether the texts of b may have the context env.
 func (b box) usesEnv() bool {
-	return slices.ContainsFunc(append([]setting{b.image}, b.env...), func(s setting) bool {
+	return slices.ContainsFunc(append([]setting{b.image, b.options}, b.env...), func(s setting) bool {
 		return strings.Contains(strings.ToLower(s.text), "env")
 	})
 }
@@ -100,10 +102,11 @@ func (j *Job) boxNotes(inContainer bool) (notes []string) {
 
 // Container returns the container of the job and its services as YAML, with the keys image and services of a
 // .gitlab-ci.yml. The text is empty if the job has neither. env is the environment of its container. Expressions can
-// use the values of matrix, of the workflow's inputs and of the context needs, the job's env, and the variables.
+// use the values of matrix, of the workflow's inputs and of the context needs, the job's env, and the variables. notes
+// are about options that have no effect.
 func (j *Job) Container(
 	matrix, inputs, needs map[string]any, vars []engine.Variable,
-) (text []byte, env map[string]string, err error) {
+) (text []byte, env map[string]string, notes []string, err error) {
 	l := &boxLanguage{file: j.file, scope: j.scope(matrix, inputs, vars)}
 	l.scope.Values["needs"] = expression.New(needs)
 	if slices.ContainsFunc(j.boxes, box.usesEnv) { // where the job runs it has more contexts
@@ -113,12 +116,20 @@ func (j *Job) Container(
 	var services []any
 	for _, b := range j.boxes {
 		for _, c := range l.containers(b) {
-			switch image := strings.TrimPrefix(c.image, "docker://"); {
-			case image == "": // like GitHub, start no service without an image
-			case b.isService:
-				services = append(services, map[string]any{"name": image, "alias": c.name, "variables": c.env})
-			default:
-				top["image"], env = image, c.env
+			image := strings.TrimPrefix(c.image, "docker://")
+			if image == "" { // like GitHub, start no service without an image
+				continue
+			}
+			o := boxOptions{isService: b.isService, env: c.env, keys: map[string]any{"name": image}}
+			l.fail(b.line, o.read(c.options))
+			for _, flag := range o.ignored {
+				notes = append(notes, fmt.Sprintf("%s:%d: the option %.64s of %.64s has no effect", j.file, b.line, flag, c.name))
+			}
+			if b.isService {
+				o.keys["alias"], o.keys["variables"] = c.name, c.env
+				services = append(services, o.keys)
+			} else {
+				top["image"], env = o.keys, c.env
 			}
 		}
 	}
@@ -126,12 +137,12 @@ func (j *Job) Container(
 		top["services"] = services
 	}
 	if l.err != nil || len(top) == 0 {
-		return nil, nil, l.err
+		return nil, nil, notes, l.err
 	}
 	if text, err = yaml.Marshal(top); err != nil {
-		return nil, nil, fmt.Errorf("%s: describe the container: %w", j.file, err)
+		return nil, nil, nil, fmt.Errorf("%s: describe the container: %w", j.file, err)
 	}
-	return text, env, nil
+	return text, env, notes, nil
 }
 
 // scope returns the contexts that the container of a job, and keys of the job itself, can use.
@@ -165,8 +176,8 @@ type boxLanguage struct {
 
 // container is a box after the evaluation of its texts.
 type container struct {
-	name, image string
-	env         map[string]string
+	name, image, options string
+	env                  map[string]string
 }
 
 // containers evaluates a box: a single container, or all services.
@@ -186,7 +197,7 @@ func (l *boxLanguage) containers(b box) (list []container) {
 
 // container returns the container that v describes: the name of its image, or a mapping. b has its other texts.
 func (l *boxLanguage) container(b box, name string, v expression.Value) container {
-	c := container{name: name, env: l.texts(b.env)}
+	c := container{name: name, env: l.texts(b.env), options: l.value(b.options).Text()}
 	if kind := v.Kind(); kind != "Object" {
 		if kind == "Array" {
 			l.fail(b.line, fmt.Errorf("%.64s must be an image or a mapping, and the value of its expression is an Array", name))
@@ -198,6 +209,8 @@ func (l *boxLanguage) container(b box, name string, v expression.Value) containe
 		switch key {
 		case "image":
 			c.image = value.Text()
+		case "options":
+			c.options = value.Text()
 		case "env":
 			set, err := setting{line: b.line}.evaluated(value, name+": env")
 			l.fail(b.line, err)

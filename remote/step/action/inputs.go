@@ -159,8 +159,11 @@ func Event(inputs map[string]any, vars []engine.Variable) map[string]any {
 		}
 		return vars[i].Value
 	})
+	_, name, _ := strings.Cut(about["repository"], "/")
+	owner := map[string]any{"login": about["repository_owner"], "name": about["repository_owner"]}
 	event := map[string]any{
-		"ref": about["ref"], "repository": map[string]string{"full_name": about["repository"]},
+		"ref":        about["ref"],
+		"repository": map[string]any{"full_name": about["repository"], "name": name, "owner": owner},
 	}
 	if len(given) > 0 {
 		event["inputs"] = given

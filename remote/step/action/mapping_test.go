@@ -169,9 +169,9 @@ jobs:
 	}
 	j, err := ReadJob("w.yml", []byte(text), "a")
 	require.NoError(t, err)
-	made, env, err := j.Container(matrix, nil, nil, nil)
+	made, env, _, err := j.Container(matrix, nil, nil, nil)
 	require.NoError(t, err)
-	require.YAMLEq(t, `{image: "node:24", services: [
+	require.YAMLEq(t, `{image: {name: "node:24"}, services: [
 		{name: "postgres:17", alias: db, variables: {}}, {name: redis, alias: cache, variables: {A: b}}]}`, string(made))
 	require.Equal(t, map[string]string{"LEVEL": "2"}, env)
 	var notes strings.Builder
@@ -180,9 +180,10 @@ jobs:
 
 	j, err = ReadJob("w.yml", []byte(text), "b")
 	require.NoError(t, err)
-	made, env, err = j.Container(matrix, nil, nil, nil)
+	made, env, _, err = j.Container(matrix, nil, nil, nil)
 	require.NoError(t, err)
-	require.YAMLEq(t, `{image: x, services: [{name: "node:24", alias: db, variables: {LEVEL: "2"}}]}`, string(made))
+	require.YAMLEq(t, `{image: {name: x}, services: [{name: "node:24", alias: db, variables: {LEVEL: "2"}}]}`,
+		string(made))
 	require.Equal(t, map[string]string{"A": "1"}, env)
 
 	for services, want := range map[string]string{
@@ -195,7 +196,7 @@ jobs:
 		matrix["services"] = services
 		j, err := ReadJob("w.yml", []byte(text), "a")
 		require.NoError(t, err)
-		_, _, err = j.Container(matrix, nil, nil, nil)
+		_, _, _, err = j.Container(matrix, nil, nil, nil)
 		require.ErrorContains(t, err, want)
 	}
 	_, err = ReadJob("w.yml", []byte(strings.Replace(text, "fromJSON(matrix.services)", "nope.x", 1)), "a")

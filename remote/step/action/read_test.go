@@ -233,15 +233,15 @@ func TestContainerOfAJobSeesTheJobsEnv(t *testing.T) {
 	vars := []engine.Variable{{Key: "GITHUB_EVENT", Value: `{"inputs": {"level": "{\"name\": \"low\"}"}}`}}
 	j, err := ReadJob("w.yml", []byte(text), "")
 	require.NoError(t, err)
-	_, env, err := j.Container(nil, nil, nil, vars)
+	_, env, _, err := j.Container(nil, nil, nil, vars)
 	require.NoError(t, err)
 	require.Equal(t, map[string]string{"LEVEL": "low"}, env)
 
 	j, err = ReadJob("w.yml", []byte("jobs: {a: {env: {A: '${{ runner.temp }}'}, container: x, steps: [{run: x}]}}"), "")
 	require.NoError(t, err)
-	made, _, err := j.Container(nil, nil, nil, nil)
+	made, _, _, err := j.Container(nil, nil, nil, nil)
 	require.NoError(t, err)
-	require.YAMLEq(t, "image: x", string(made))
+	require.YAMLEq(t, "image: {name: x}", string(made))
 }
 
 func TestContainerOfAJobHasItsExpressionsEvaluated(t *testing.T) {
@@ -264,15 +264,16 @@ jobs:
 	}
 	j, err := ReadJob("w.yml", []byte(text), "")
 	require.NoError(t, err)
-	made, env, err := j.Container(map[string]any{"node": 24.0}, nil, nil, vars)
+	made, env, dropped, err := j.Container(map[string]any{"node": 24.0}, nil, nil, vars)
 	require.NoError(t, err)
-	require.YAMLEq(t, `{image: "node:24", services: [{name: "postgres:17", alias: db, variables: {A: low}}]}`,
+	require.YAMLEq(t, `{image: {name: "node:24"}, services: [{name: "postgres:17", alias: db, variables: {A: low}}]}`,
 		string(made))
 	require.Equal(t, map[string]string{"LEVEL": "low", "TOKEN": "geheim"}, env)
+	require.Equal(t, []string{"w.yml:4: the option --cpus of container has no effect"}, dropped)
 	var notes strings.Builder
 	require.NoError(t, j.writeNotes(&notes, true, true))
 	require.Equal(t, []string{
-		"note: w.yml:7: options of container has no effect", "note: w.yml:9: ports of db has no effect",
+		"note: w.yml:9: ports of db has no effect",
 		"note: w.yml:9: x of db has no effect",
 	}, regexp.MustCompile(`note: w.yml:\d+: .* has no effect`).FindAllString(notes.String(), -1))
 	notes.Reset()
@@ -281,13 +282,63 @@ jobs:
 
 	j, err = ReadJob("w.yml", []byte(strings.Replace(text, "matrix.node", "fromJSON(matrix.node)", 1)), "")
 	require.NoError(t, err)
-	_, _, err = j.Container(nil, nil, nil, nil)
+	_, _, _, err = j.Container(nil, nil, nil, nil)
 	require.ErrorContains(t, err, "w.yml:5: image: ")
 	j, err = ReadJob("w.yml", []byte("jobs: {a: {steps: [{run: x}]}}"), "")
 	require.NoError(t, err)
-	made, _, err = j.Container(nil, nil, nil, nil)
+	made, _, _, err = j.Container(nil, nil, nil, nil)
 	require.NoError(t, err)
 	require.Empty(t, made)
+}
+
+func TestOptionsOfContainersAreThoseOfDocker(t *testing.T) {
+	text := `jobs:
+  a:
+    container:
+      image: x
+      options: >-
+        --user 1000:1000 --cap-add SYS_ADMIN --privileged -e A=b --env=C='d "e"' --health-cmd true
+    services:
+      db:
+        image: postgres
+        env: {A: x}
+        options: >-
+          --health-cmd "pg_isready -U \"me\""
+          --health-interval ${{ matrix.every }} --health-timeout=5s --health-retries 5 --health-start-period 1s
+          -e A=y --user me --entrypoint /run.sh
+      quiet: {image: redis, options: --no-healthcheck}
+      all: ${{ fromJSON('{"image":"y","options":"--health-cmd ''a b''"}') }}
+    steps: [{run: x}]
+`
+	j, err := ReadJob("w.yml", []byte(text), "")
+	require.NoError(t, err)
+	made, env, notes, err := j.Container(map[string]any{"every": "10s"}, nil, nil, nil)
+	require.NoError(t, err)
+	require.Equal(t, map[string]string{"A": "b", "C": `d "e"`}, env)
+	require.YAMLEq(t, `
+image: {name: x, docker: {user: "1000:1000"}}
+services:
+  - {name: postgres, alias: db, variables: {A: "y"}, entrypoint: [/run.sh], healthcheck: {
+      test: 'pg_isready -U "me"', interval: 10s, timeout: 5s, retries: "5", start_period: 1s}}
+  - {name: redis, alias: quiet, variables: {}, healthcheck: {disable: true}}
+  - {name: "y", alias: all, variables: {}, healthcheck: {test: a b}}
+`, string(made))
+	require.Equal(t, []string{
+		"w.yml:3: the option --cap-add of container has no effect",
+		"w.yml:3: the option --privileged of container has no effect",
+		"w.yml:3: the option --health-cmd of container has no effect",
+		"w.yml:8: the option --user of db has no effect",
+	}, notes)
+	for options, want := range map[string]string{
+		`--health-cmd "a`:      `w.yml:3: options: the quote " has no end`,
+		"${{ fromJSON('x') }}": "w.yml:3: options: ",
+	} {
+		j, err := ReadJob("w.yml", []byte("jobs:\n  a:\n    services: {db: {image: x, options: '"+
+			strings.ReplaceAll(options, "'", "''")+"'}}\n    steps: [{run: x}]\n"), "")
+		require.NoError(t, err)
+		_, _, _, err = j.Container(nil, nil, nil, nil)
+		require.ErrorContains(t, err, want)
+	}
 }
 
 // FuzzManifest finds panics, and texts that take too long.

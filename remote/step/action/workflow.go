@@ -179,7 +179,7 @@ func (r *reader) job(j *Job, found yamltree.Entry) (call *yaml.Node) {
 	r.expressions(known, "env ", j.env)
 	r.expressions(known, "output ", j.outputs)
 	for _, b := range j.boxes {
-		r.expressions(known, b.label(), append([]setting{b.image}, b.env...))
+		r.expressions(known, b.label(), append([]setting{b.image, b.options}, b.env...))
 	}
 	j.mentions = r.mentions
 	j.checkStart(r)
