@@ -96,9 +96,6 @@ type Source struct {
 	Notices []string
 	// Elsewhere says that the job does not run in WorkDir, but in a directory that is not known yet.
 	Elsewhere bool
-	// NoServices says that a workflow's actions find no services for artifacts and caches: notices name those that need
-	// them.
-	NoServices bool
 	// NoFiles says that the directory of the job is empty, whatever is in WorkDir: a checkout in a workflow's job runs.
 	NoFiles bool
 	// Colours says that the commands in the scripts of a .gitlab-ci.yml are shown in colours.

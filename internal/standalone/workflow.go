@@ -110,8 +110,5 @@ func (w *Workflow) Compile(job *action.Job, v action.Values, b *action.Build) (*
 	return j, nil
 }
 
-// HasServices reports whether actions find services for artifacts and caches.
-func (w *Workflow) HasServices() bool { return !w.src.NoServices }
-
 // InContainer reports whether the jobs run in the containers that they describe.
 func (w *Workflow) InContainer() bool { return w.src.InContainer }

@@ -414,6 +414,9 @@ func (e executor) request(ctx context.Context, a *carry.Attempt) (*pb.SubmitRequ
 	if err := e.contain(a, req.GetPipeline()); err != nil {
 		return nil, err
 	}
+	if a.Services {
+		req.Services = e.asked.GetServices()
+	}
 	if err := e.findCaches(ctx, a, req.GetPipeline()); err != nil {
 		return nil, err
 	}
