@@ -58,16 +58,18 @@ type PipelineRun struct {
 	redundant context.Context // ends when a newer pipeline ends interruptible jobs, and with life
 	interrupt context.CancelCauseFunc
 
-	mu     sync.Mutex // guards the following
-	rec    *state.Pipeline
-	msg    *state.Delivery
-	stop   context.CancelCauseFunc // cancels the builds of Carry; nil without one
-	kill   context.CancelCauseFunc // so those of jobs that go on after a cancel
-	begun  []string                // jobs with a build, if it was cancelled before Carry
-	play   func(job string)        // of Carry; may be nil
-	queued map[string]bool         // builds whose requests were in the queue when Carry began
-	shown  *pb.Pipeline
-	jobs   map[string]*pb.PipelineJob // of shown, by name
+	mu    sync.Mutex // guards the following
+	rec   *state.Pipeline
+	msg   *state.Delivery
+	stop  context.CancelCauseFunc // cancels the builds of Carry; nil without one
+	kill  context.CancelCauseFunc // so those of jobs that go on after a cancel
+	begun []string                // jobs with a build, if it was cancelled before Carry
+	// replays says that jobs had builds, and that it was not cancelled, when Carry began. It is for the owner.
+	replays bool
+	play    func(job string) // of Carry; may be nil
+	queued  map[string]bool  // builds whose requests were in the queue when Carry began
+	shown   *pb.Pipeline
+	jobs    map[string]*pb.PipelineJob // of shown, by name
 }
 
 // pipelines returns the pipelines that this manager carries out.
@@ -184,6 +186,9 @@ func (m *Manager) carry(p *PipelineRun) {
 		if err == nil && p.played() > played && !p.Canceled() {
 			continue // jobs that were skipped for want of a manual job may run now; others are not run again
 		}
+		if err == nil && p.replays && p.Canceled() {
+			continue // jobs that had ended may not have been looked at before the cancel
+		}
 		if err != nil && !errors.Is(err, errRequest) && failures < maxFailures { // as without room on the disk
 			failures++
 			m.cfg.Logger.Error("cannot carry a pipeline out", "pipeline", p.id, "error", err)
@@ -222,7 +227,7 @@ func (p *PipelineRun) carryOnce() (*pb.Pipeline, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errRequest, err)
 	}
-	shown, open, err := p.showAgain(ctx, plan)
+	shown, ran, open, err := p.showAgain(ctx, plan)
 	if err != nil {
 		return nil, err
 	}
@@ -241,6 +246,7 @@ func (p *PipelineRun) carryOnce() (*pb.Pipeline, error) {
 	p.mu.Lock()
 	p.stop, p.kill, p.play, p.queued, p.shown, p.begun = stop, kill, nil, queued, shown, nil
 	canceled := p.rec.Canceled // from here on, a cancel ends ctx
+	p.replays = ran && !canceled
 	p.jobs = make(map[string]*pb.PipelineJob, len(shown.GetJobs()))
 	for _, j := range shown.GetJobs() {
 		p.jobs[j.GetName()] = j

@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 
+	"github.com/stepmux/stepmux/pipeline"
 	"github.com/stepmux/stepmux/remote/step/action"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
@@ -44,9 +45,16 @@ func (w *Workflow) CheckCall(j *action.Job) error {
 	if slices.Contains(w.chain, of.Text) {
 		return fmt.Errorf("%s: the workflow %.160s calls itself, directly or by others", j.UsesPlace(), of.Text)
 	}
-	return (&Workflow{
+	if w.called += len(c.Jobs); w.called > pipeline.MaxNodes { // else the check itself would have no end
+		return fmt.Errorf("%s: the workflows that the workflow calls have more than %d jobs", j.UsesPlace(), pipeline.MaxNodes)
+	}
+	inner := &Workflow{
 		Workflow: c.Workflow, src: c.src, calls: w.calls, depth: w.depth + 1, chain: append(slices.Clip(w.chain), of.Text),
-	}).CheckCalls()
+		called: w.called,
+	}
+	err = inner.CheckCalls()
+	w.called = inner.called
+	return err
 }
 
 // uses returns the workflow that a job calls. is is false for a job with steps.

@@ -23,6 +23,7 @@ type Workflow struct {
 	inputs map[string]any
 	calls  map[string]*called // by the references of the calls; all workflows of a run have the same
 	depth  int                // how many workflows are above it
+	called int                // for CheckCall: the jobs of the workflows that were found
 	chain  []string           // for CheckCall: the references of those workflows, except the first
 }
 

@@ -53,6 +53,9 @@ var reasons = map[standalone.Reason]string{
 	standalone.Invalid:  "runner_system_failure",
 }
 
+// errManyJobs says that the jobs of a run start too many others.
+var errManyJobs = fmt.Errorf("the run would have more than %d jobs", pipeline.MaxNodes)
+
 // errJob is the failure of a job whose report says the rest.
 var errJob = errors.New("the job failed")
 
@@ -215,8 +218,7 @@ func (c *carrier) start(ctx context.Context, node int) pipeline.Result {
 		}
 		jobs, ended, err := c.carryOut(ctx, child, of)
 		if err != nil {
-			c.system(err)
-			return pipeline.Result{Err: err, ExitCode: exitSystem, Reason: reasons[standalone.System]}
+			return c.notCarried(node, err)
 		}
 		report := jobs.report(ended)
 		c.mu.Lock()

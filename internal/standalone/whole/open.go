@@ -2,6 +2,7 @@ package whole
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"github.com/stepmux/stepmux/internal/standalone"
@@ -54,8 +55,7 @@ func (c *carrier) open(ctx context.Context, node int) pipeline.Result {
 	of.anew, of.keeps = anew, c.keeps || opened.Keeps
 	builds, run, err := c.carryOut(life, opened.Builds, of)
 	if err != nil {
-		c.system(err)
-		return pipeline.Result{Err: err, ExitCode: exitSystem, Reason: reasons[standalone.System]}
+		return c.notCarried(node, err)
 	}
 	report := builds.report(run)
 	c.done[node].report, c.done[node].values = report, opened.Values(builds.byEnd(run))
@@ -68,6 +68,16 @@ func (c *carrier) open(ctx context.Context, node int) pipeline.Result {
 		return pipeline.Result{Err: errJob, As: pipeline.Cancelled, ExitCode: report.ExitCode}
 	}
 	return pipeline.Result{}
+}
+
+// notCarried returns the result of a job whose builds, or whose child pipeline, could not be carried out.
+func (c *carrier) notCarried(node int, err error) pipeline.Result {
+	if errors.Is(err, errManyJobs) {
+		c.teller(node)(err.Error())
+		return pipeline.Result{Err: err, ExitCode: exitInvalid}
+	}
+	c.system(err)
+	return pipeline.Result{Err: err, ExitCode: exitSystem, Reason: reasons[standalone.System]}
 }
 
 // keep returns the context for the builds of a job: ctx, or one that ends only when all jobs are killed.

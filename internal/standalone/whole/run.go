@@ -90,6 +90,7 @@ type runner struct {
 	systems []error         // failures of this machine
 	told    map[string]bool // notices
 	passing []string        // jobs whose artifacts end with the run
+	jobs    int             // of the run, also of child pipelines
 	// annotated and summarized are the sizes of the remarks of all jobs.
 	annotated, summarized int
 	reports               map[string]*Report // of child pipelines, by the names of the jobs that started them
@@ -225,6 +226,9 @@ func (r *runner) run(ctx context.Context, p *Pipeline, prefix string) (*Report, 
 
 // carryOut carries the jobs of a pipeline out.
 func (r *runner) carryOut(ctx context.Context, p *Pipeline, of scope) (*carrier, *pipeline.Progress, error) {
+	if !r.has(p.Jobs) {
+		return nil, nil, errManyJobs
+	}
 	c := &carrier{runner: r, pipeline: p, scope: of, done: make([]made, len(p.Jobs))}
 	graph := p.Graph
 	graph.Nodes = slices.Clone(graph.Nodes)
@@ -259,6 +263,23 @@ func (r *runner) carryOut(ctx context.Context, p *Pipeline, of scope) (*carrier,
 		},
 	})
 	return c, end, nil
+}
+
+// has adds jobs to those of the run, and reports whether these are not too many. A job that opens counts by its builds.
+func (r *runner) has(jobs []*Job) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	more := 0
+	for _, j := range jobs {
+		if j.Open == nil {
+			more++
+		}
+	}
+	if r.jobs+more > pipeline.MaxNodes {
+		return false
+	}
+	r.jobs += more
+	return true
 }
 
 // masking returns the Say of cfg, for texts that may have values of masked variables.
