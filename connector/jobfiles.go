@@ -30,9 +30,13 @@ func (e *execution) place(
 		if after > 0 {
 			archive = e.job.Overlays[after-1]
 		}
-		if archive != nil && archive.Cache && archive.LeftOut == nil {
+		if archive != nil && archive.Cache && archive.Unpacked == nil {
 			its := *archive
-			its.LeftOut = func(note string) { fmt.Fprintf(remarks, "cache: it is not restored: %s\n", note) }
+			its.Unpacked = func(leftOut string) {
+				if leftOut != "" {
+					fmt.Fprintf(remarks, "cache: it is not restored: %s\n", leftOut)
+				}
+			}
 			archive = &its
 		}
 		err = retryFor(until, e.patience, func() (progress bool, err error) {
@@ -71,10 +75,16 @@ func (e *execution) place(
 func (e *execution) collect(
 	ctx, calls context.Context, rpc pb.FilesClient, result Result, remarks *buildlog.Remarks,
 ) error {
+	wanted := *e.job.Artifacts
+	if wanted.After != nil {
+		if wanted.Paths = wanted.After(result.Status == Succeeded); len(wanted.Paths) == 0 {
+			return nil
+		}
+	}
 	until, end := context.WithCancelCause(calls)
 	defer end(nil)
 	defer context.AfterFunc(ctx, func() { end(context.Cause(ctx)) })()
-	arriving := e.job.Artifacts.Collect()
+	arriving := wanted.Collect()
 	defer arriving.Close()
 	err := retryFor(until, e.patience, func() (bool, error) { return arriving.Receive(until, rpc) })
 	if arriving.Note != "" {

@@ -400,6 +400,7 @@ func TestATimeoutBeforeTheFirstStepIsTheMachines(t *testing.T) {
 	})
 	requireReason(t, reports[0].Err, instance.RunnerSystemFailure, 0)
 	require.ErrorContains(t, reports[0].Err, "no step has begun: the build took longer than 1s")
+	require.True(t, reports[0].Err.Late, "a job of a pipeline has timed out")
 	require.ErrorContains(t, reports[0].Err, "had not answered; it said: please wait")
 
 	ctx, cancel := context.WithCancel(t.Context())

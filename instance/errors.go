@@ -48,6 +48,8 @@ type BuildError struct {
 	// Elsewhere means that the instance has failed the job before its first command, and that another may take it: call
 	// Connect again.
 	Elsewhere bool
+	// Late means that the time of the build was up before its step runner had started.
+	Late bool
 	// Err is the cause.
 	Err error
 }
@@ -92,7 +94,7 @@ func notBegun(ctx context.Context, err error) error {
 	if !errors.Is(err, cause) {
 		err = fmt.Errorf("%w (%w)", cause, err)
 	}
-	return &BuildError{Reason: RunnerSystemFailure, Err: fmt.Errorf("no step has begun: %w", err)}
+	return &BuildError{Reason: RunnerSystemFailure, Late: true, Err: fmt.Errorf("no step has begun: %w", err)}
 }
 
 // endOf returns the error of a build whose ctx has ended.

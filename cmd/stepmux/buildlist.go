@@ -27,7 +27,8 @@ func newCancelCommand() *cobra.Command {
 		Use:   "cancel ID...",
 		Short: "End builds or pipelines of a manager",
 		Long: `End builds of a stepmux manager, whether they wait or run: their processes get SIGTERM, and SIGKILL after ten
-seconds. The ID of a pipeline ends its builds, and no other of its jobs begins; PIPELINE/JOB ends the build of one job.
+seconds. The ID of a pipeline ends its builds, and no other of its jobs begins, but for jobs of a workflow whose if
+holds, as with always(): a second cancel ends these. PIPELINE/JOB ends the build of one job.
 Builds and pipelines that have ended are left as they are.
 
 ` + managerExitHelp,

@@ -23,6 +23,7 @@ import (
 	"github.com/stepmux/stepmux/connector/place/docker"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/jobplace"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
 	"github.com/stepmux/stepmux/remote/step/engine"
@@ -119,7 +120,7 @@ func (f *localFlags) contained(j *standalone.Job, dir string) (*docker.Spec, err
 	box, own := &f.inContainer, f.inContainer.own
 	if len(j.Container) > 0 {
 		var err error
-		if own, err = containerOf(j); err != nil {
+		if own, err = jobplace.Of(j); err != nil {
 			return nil, err
 		}
 	}
@@ -139,25 +140,6 @@ func (f *localFlags) contained(j *standalone.Job, dir string) (*docker.Spec, err
 }
 
 var errNoImage = errors.New("--in-image: the job names no image; name one by --image")
-
-// containerOf returns the container that a job of a .gitlab-ci.yml or of a workflow describes, or nil.
-func containerOf(j *standalone.Job) (*place.Spec, error) {
-	if len(j.Container) == 0 {
-		return nil, nil
-	}
-	_, own, err := place.FromJob("job "+j.Source.JobName, j.Container)
-	if err != nil || j.Source.Kind == trace.FromGitHub {
-		return own, err
-	}
-	var vars []string
-	for _, v := range j.Vars {
-		vars = append(vars, v.Key+"="+v.Value)
-	}
-	for i := range own.Services { // as in GitLab, services get the variables of the job
-		own.Services[i].Env = append(slices.Clip(vars), own.Services[i].Env...)
-	}
-	return own, nil
-}
 
 // actionArgs returns the flags about actions for a step runner in a container. Environment variables of this machine
 // that name programs do not apply there.

@@ -21,6 +21,7 @@ import (
 	"github.com/stepmux/stepmux/internal/flagfile"
 	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/internal/standalone/checkout"
+	"github.com/stepmux/stepmux/internal/standalone/jobplace"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/remote"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
@@ -338,7 +339,7 @@ func (r *jobReader) onVM(file string, j *standalone.Job) (runJob, error) {
 	})
 	job.ciJob, job.warnings = j.Source.JobName, j.Warnings
 	if r.inImage {
-		job.own, err = containerOf(j)
+		job.own, err = jobplace.Of(j)
 	}
 	return job, err
 }

@@ -54,7 +54,8 @@ d: {stage: three, script: [%s, 'test "$(cat f)" = %s'], resource_group: one}
 	return &pb.SubmitPipelineRequest{Key: key, Source: source, Repository: "r"}
 }
 
-// countingWorkflow is a workflow with the jobs of countingPipeline. The matrix of b is made of an output.
+// countingWorkflow is a workflow with the jobs of countingPipeline, and one of a concurrency group, which fails beside
+// another one of the group. The matrix of b is made of an output.
 func countingWorkflow(t *testing.T, key, ledger string) *pb.SubmitPipelineRequest {
 	t.Helper()
 	line := func(job string) string { return fmt.Sprintf("echo %s.%s >> %s", key, job, ledger) }
@@ -62,7 +63,9 @@ func countingWorkflow(t *testing.T, key, ledger string) *pb.SubmitPipelineReques
 		Name: "w.yml", Format: standalone.GitHub, WorkDir: t.TempDir(), Elsewhere: true,
 		Text: []byte(fmt.Sprintf(`
 on: push
+concurrency: %s
 jobs:
+  g: {concurrency: one, steps: [{run: 'mkdir %s.g && %s && sleep 1 && rmdir %s.g'}]}
   a:
     outputs: {list: "${{ steps.s.outputs.list }}", v: %s}
     steps: [{id: s, run: '%s; echo "list=[1, 2, 3]" >> "$GITHUB_OUTPUT"; sleep 0.1'}]
@@ -76,8 +79,9 @@ jobs:
     continue-on-error: true
     steps: [{run: '%s; sleep 0.1; exit 1'}]
   m: {needs: a, steps: [{run: '%s'}]}
-  d: {needs: [b, c, m], if: always(), concurrency: one, steps: [{run: '%s; test "${{ needs.b.outputs.v }}" = %s'}]}
-`, key, line("a"), line("b${{ matrix.n }}"), line("c"), line("m"), line("d"), key)),
+  d: {needs: [b, c, m], if: always(), concurrency: %s-d, steps: [{run: '%s; test "${{ needs.b.outputs.v }}" = %s'}]}
+`, key, ledger, line("g"), ledger, key, line("a"), line("b${{ matrix.n }}"), line("c"), line("m"), key, line("d"),
+			key)),
 	})
 	require.NoError(t, err)
 	return &pb.SubmitPipelineRequest{Key: key, Source: source, Repository: "r"}
@@ -107,9 +111,18 @@ func requirePipelines(t *testing.T, ids map[string]string, ledger string, client
 		}, bound, time.Millisecond)
 		p, err := followPipeline(t.Context(), m, id, true, func(*pb.Pipeline) error { return nil })
 		require.NoError(t, err)
-		require.Equal(t, "success", p.GetStatus(), "%v", p)
-		require.EqualValues(t, 6, p.GetCounts()["success"], "%v", p)
 		maps.Copy(wanted, countedLines(key))
+		want, good := "success", 6
+		switch g := p.GetJobs()[0]; {
+		case g.GetName() != "g":
+		case g.GetStatus() == "success":
+			wanted[key+".g"], good = 1, 7
+		default:
+			want = "cancelled"
+			require.Equal(t, "a newer job of its concurrency group took its place", g.GetWhy(), "%v", p)
+		}
+		require.Equal(t, want, p.GetStatus(), "%v", p)
+		require.EqualValues(t, good, p.GetCounts()["success"], "%v", p)
 	}
 	ran, err := os.ReadFile(ledger)
 	require.NoError(t, err)

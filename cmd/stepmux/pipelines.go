@@ -134,7 +134,7 @@ func pipelineCode(p *pb.Pipeline) int {
 	case p.GetError() != "":
 		return exitSystem
 	case p.GetStatus() == whole.Cancelled:
-		return 1
+		return cmp.Or(int(p.GetExitCode()), 1)
 	default:
 		return scriptCode(int(p.GetExitCode()))
 	}
@@ -172,7 +172,7 @@ func newPipelinesCommand() *cobra.Command {
 		Use:   "pipelines [ID]",
 		Short: "List the pipelines of a manager, or the jobs of one",
 		Long: `List the pipelines of a stepmux manager, the latest first. With the ID of one, list its jobs: their status,
-their build, and why they did not run.
+their build, and why they wait or did not run.
 
 ` + managerExitHelp,
 		Example: `  stepmux pipelines

@@ -23,14 +23,10 @@ func (v *vmCaches) of(a *carry.Attempt) (caches func(context.Context) (files.Cac
 	if len(a.Caches) == 0 {
 		return nil, func() {}
 	}
-	if v.dir == "" {
-		a.Say("caches: there is no directory for them: set HOME")
-		return nil, func() {}
-	}
 	found := foundCaches{dir: v.dir, say: a.Say, open: map[string]*os.File{}}
 	return func(ctx context.Context) (all files.Caches, err error) {
 		if err := v.dir.Open(ctx); err != nil {
-			a.Say(fmt.Sprintf("caches: there is no directory for them: %v", err))
+			a.SayOnce(fmt.Sprintf("caches: there is no directory for them: %v", err))
 			return all, nil
 		}
 		project := func(context.Context) (*os.File, error) { return os.Open(a.Archives[0].Path) }
@@ -85,8 +81,12 @@ func (f *foundCaches) project(k carry.Kept) *files.Project {
 		Open: func(context.Context) (io.ReadSeekCloser, error) {
 			return notOwned{io.NewSectionReader(file, 0, k.Found.Size)}, nil
 		},
-		LeftOut: func(note string) {
-			f.say(fmt.Sprintf("cache %.80q is left out: %s", k.From, termtext.Cut(note, maxCacheNote)))
+		Unpacked: func(leftOut string) {
+			if leftOut != "" {
+				f.say(fmt.Sprintf("cache %q is left out: %s", k.From, termtext.Cut(leftOut, maxCacheNote)))
+				return
+			}
+			f.say(fmt.Sprintf("cache %q is restored", k.From))
 		},
 	}
 }

@@ -47,6 +47,7 @@ func TestACacheOfAFallbackIsSavedAsItWas(t *testing.T) {
 		require.NoError(t, from.Close())
 		require.Equal(t, "first", string(text))
 		require.Equal(t, all.Before[0].Digest, all.After[0].Has)
+		all.Before[0].Unpacked("")
 		require.Empty(t, all.After[0].Save(t.Context(), nil, files.ErrSame))
 	}
 	require.Equal(t, []string{

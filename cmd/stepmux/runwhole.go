@@ -21,7 +21,7 @@ import (
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/batch"
 	"github.com/stepmux/stepmux/internal/standalone"
-	"github.com/stepmux/stepmux/internal/standalone/githubpipeline"
+	"github.com/stepmux/stepmux/internal/standalone/jobplace"
 	"github.com/stepmux/stepmux/internal/standalone/whole"
 	"github.com/stepmux/stepmux/internal/standalone/whole/carry"
 	"github.com/stepmux/stepmux/internal/termtext"
@@ -207,7 +207,6 @@ type onVMs struct {
 
 	mu      sync.Mutex // guards the following
 	reports []batch.Report
-	told    map[string]bool // labels without an effect
 }
 
 // Execute implements [carry.Executor].
@@ -229,7 +228,8 @@ func (v *onVMs) Execute(ctx, abort context.Context, a *carry.Attempt) (*carry.Ou
 	}()
 	if patterns := a.Patterns(); len(patterns) > 0 {
 		build.Job.Artifacts = &files.Artifacts{
-			Paths: patterns, Keep: true, Dir: string(a.Shelf), Take: func(_ context.Context, from *os.File) (err error) {
+			Paths: patterns, After: a.PatternsAfter, Keep: true, Dir: string(a.Shelf),
+			Take: func(_ context.Context, from *os.File) (err error) {
 				packed, err = takeOver(from, filepath.Join(string(a.Shelf), ".of-"+build.ID))
 				return err
 			},
@@ -292,12 +292,11 @@ func reportOnVM(r batch.Report) *standalone.Report {
 		return &standalone.Report{Status: whole.Success}
 	}
 	report := &standalone.Report{Status: whole.Failure, Reason: standalone.System}
-	switch r.Err.Reason {
-	case instance.ScriptFailure:
+	switch {
+	case r.Err.Reason == instance.ScriptFailure:
 		report.Reason, report.ExitCode = standalone.Script, new(r.Err.ExitCode)
-	case instance.JobExecutionTimeout:
+	case r.Err.Reason == instance.JobExecutionTimeout || r.Err.Late:
 		report.Reason = standalone.TimedOut
-	case instance.ConfigurationError, instance.RunnerSystemFailure, instance.JobCanceled:
 	}
 	return report
 }
@@ -331,16 +330,16 @@ func (v *onVMs) build(a *carry.Attempt) (b batch.Build, err error) {
 	return b, nil
 }
 
-// labelsFor returns the labels of the VMs that may run a job: those of its runs-on that some VM has, and those of
-// --select.
+// labelsFor returns the labels of the VMs that may run a job: those of its runs-on or tags that some VM has, and
+// those of --select.
 func (v *onVMs) labelsFor(a *carry.Attempt) map[string]string {
 	var fleet []map[string]string
 	for _, vm := range v.vms.provider.Stat().Instances {
 		fleet = append(fleet, vm.Labels)
 	}
-	wanted, unknown := githubpipeline.Labels(a.RunsOn, fleet)
-	for _, label := range unknown {
-		v.once(a, fmt.Sprintf("runs-on: no VM of the fleet has the label %.80q: any VM runs the job", label))
+	wanted, notes := a.RunsOn.Choose(fleet)
+	for _, note := range notes {
+		a.SayOnce(note)
 	}
 	maps.Copy(wanted, v.selected)
 	return wanted
@@ -360,26 +359,13 @@ type notClosed struct{ io.Writer }
 // Close does nothing.
 func (notClosed) Close() error { return nil }
 
-// once says a line about a job, unless it was said about another one.
-func (v *onVMs) once(a *carry.Attempt, line string) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.told == nil {
-		v.told = map[string]bool{}
-	}
-	if !v.told[line] {
-		v.told[line] = true
-		a.Say(line)
-	}
-}
-
 // checkPlaces returns an error if it is certain that a job of p has no place.
 func (f *runFlags) checkPlaces(p *whole.Pipeline) error {
 	if !f.inImage {
 		_, err := placeOf(&f.imageFlags, &f.podFlags, nil)
 		return err
 	}
-	return eachContainer(p, func(_ *standalone.Job, own *place.Spec) error {
+	return jobplace.Each(p, func(_ *standalone.Job, own *place.Spec) error {
 		_, err := f.placeIn(own)
 		return err
 	})

@@ -18,6 +18,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/batch"
+	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/internal/testing/remotetest"
 	"github.com/stepmux/stepmux/internal/testing/runnertest"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
@@ -181,4 +184,20 @@ func TestAJobWhoseVMIsLostIsRetried(t *testing.T) {
 	require.Contains(t, lines[0], `"reason":"runner_system_failure"`)
 	require.Contains(t, lines[1], `"status":"success"`)
 	require.Contains(t, lines[2], `"name":"hold","stage":"test","status":"success","attempts":2`)
+}
+
+// Symptom: a job whose time was up while its VM was connected to had failed with exit code 3, and a shorter time had
+// the exit code 124.
+func TestAJobThatIsLateBeforeItsFirstStepHasTimedOut(t *testing.T) {
+	for _, tt := range []struct {
+		err  instance.BuildError
+		want standalone.Reason
+	}{
+		{instance.BuildError{Reason: instance.RunnerSystemFailure, Late: true}, standalone.TimedOut},
+		{instance.BuildError{Reason: instance.JobExecutionTimeout}, standalone.TimedOut},
+		{instance.BuildError{Reason: instance.RunnerSystemFailure}, standalone.System},
+		{instance.BuildError{Reason: instance.ScriptFailure, ExitCode: 4}, standalone.Script},
+	} {
+		require.Equal(t, tt.want, reportOnVM(batch.Report{Err: &tt.err}).Reason)
+	}
 }

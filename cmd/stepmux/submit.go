@@ -250,6 +250,7 @@ type submitFlags struct {
 	retry     string
 	wait      bool
 	keepTrace bool
+	inImage   bool
 	whole     wholeFlags
 }
 
@@ -286,6 +287,7 @@ keeps the trace: 'stepmux trace get ID FILE' downloads it. With --wait, --output
 	f.registerSource(fl)
 	grouped(fl, jobGroup)
 	f.whole.registerSubmit(fl)
+	fl.BoolVar(&f.inImage, "in-image", false, "run the jobs of a whole pipeline in containers of their own images")
 	fl.BoolVar(&f.keepTrace, "trace", false, "let the manager keep the trace of the build")
 	wordsFlag(fl, &f.passphrase, "passphrase-command",
 		"`command` that prints the passphrase of --sign-key, the file %f; words are split at spaces")

@@ -228,3 +228,13 @@ func TestTheStepsOfASubmitKeepTheKeysOfTheirContainer(t *testing.T) {
 	require.Equal(t, jobs[0].own, box)
 	require.Equal(t, string(jobs[0].Steps), string(steps))
 }
+
+// A pipeline that was cancelled has the exit code that says by what.
+func TestTheExitCodeOfACancelledPipeline(t *testing.T) {
+	of := func(status string, code int32) int {
+		return pipelineCode(&pb.Pipeline{Phase: pb.Pipeline_ended, Status: status, ExitCode: code})
+	}
+	require.Equal(t, []int{0, 7, 1, 124, 125}, []int{
+		of("success", 0), of("failure", 7), of("cancelled", 0), of("cancelled", 124), of("cancelled", 125),
+	})
+}

@@ -43,7 +43,7 @@ func (f *submitFlags) isWhole(cmd *cobra.Command, file string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	ofWhole := changed(cmd, slices.Concat(wholeNames, []string{"event", "changed-since"}))
+	ofWhole := changed(cmd, slices.Concat(wholeNames, []string{"event", "changed-since", "in-image"}))
 	ofBuild := changed(cmd, ofOneBuild)
 	isPipeline := isPipeline(standalone.Source{Format: format})
 	switch {
@@ -53,6 +53,8 @@ func (f *submitFlags) isWhole(cmd *cobra.Command, file string) (bool, error) {
 		return false, errors.New("--needs: name the job with --job-name")
 	case f.jobName != "" && !f.whole.needs && ofWhole != "":
 		return false, fmt.Errorf("--%s is for a whole pipeline; with --job-name it needs --needs", ofWhole)
+	case !isPipeline && f.inImage:
+		return false, errors.New("--in-image is for a .gitlab-ci.yml or a workflow: a job in steps has the key image")
 	case !isPipeline || f.jobName != "" && !f.whole.needs:
 		return false, nil
 	case ofBuild != "":
@@ -67,7 +69,7 @@ func (f *submitFlags) runWhole(cmd *cobra.Command, reader *jobReader, file strin
 	if !ownProject {
 		f.project = "."
 	}
-	reader.project = f.project
+	reader.project, reader.inImage = f.project, f.inImage
 	req, p, err := f.pipelineRequest(cmd, reader, file)
 	if err != nil {
 		return err
@@ -146,7 +148,7 @@ func (f *submitFlags) pipelineRequest(
 	req := &pb.SubmitPipelineRequest{
 		Source: source, Choice: choice, Options: f.options().With(&stepmuxv1.Job{Variables: jobVars(src.Vars)}),
 		Labels: f.labels, RetryLost: f.retry == "lost", Slots: int32(min(f.whole.jobs, 1<<20)),
-		Repository: repositoryOf(cmd.Context(), src),
+		Repository: repositoryOf(cmd.Context(), src), InImage: reader.inImage,
 	}
 	if src.Format == standalone.GitHub {
 		req.Services = &pb.BuildServices{Scopes: githubpipeline.CacheScopes(src)}
@@ -169,5 +171,9 @@ func repositoryOf(ctx context.Context, src standalone.Source) string {
 			return v.Value
 		}
 	}
-	return strings.ToValidUTF8(filepath.Base(strings.TrimSuffix(checkout.Repository(ctx, src.WorkDir), "/.git")), "?")
+	dir := checkout.Repository(ctx, src.WorkDir)
+	if real, err := filepath.EvalSymlinks(dir); err == nil {
+		dir = real
+	}
+	return strings.ToValidUTF8(filepath.Base(strings.TrimSuffix(dir, "/.git")), "?")
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/jobplace"
 	"github.com/stepmux/stepmux/internal/standalone/whole"
 	"github.com/stepmux/stepmux/internal/standalone/whole/carry"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
@@ -49,39 +50,12 @@ func (f *localFlags) checkImages(p *whole.Pipeline) error {
 	if !f.inContainer.wanted() {
 		return nil
 	}
-	return eachContainer(p, func(j *standalone.Job, _ *place.Spec) error {
+	return jobplace.Each(p, func(j *standalone.Job, _ *place.Spec) error {
 		if f.inContainer.ofJob && !bytes.Contains(j.Container, []byte("image")) {
 			return errNoImage
 		}
 		return nil
 	})
-}
-
-// eachContainer calls check with the jobs of p and of the pipelines that these start, and with the containers that they
-// describe, or nil. Values that other jobs make are not known yet.
-func eachContainer(p *whole.Pipeline, check func(j *standalone.Job, own *place.Spec) error) error {
-	for _, j := range p.Jobs {
-		if j.Trigger != nil && j.Trigger.Child != nil {
-			if err := eachContainer(j.Trigger.Child, check); err != nil {
-				return err
-			}
-		}
-		if j.Prepare == nil || j.Trigger != nil {
-			continue
-		}
-		prepared, err := j.Prepare(nil)
-		if err != nil { // the values of other jobs may be missing
-			continue
-		}
-		own, err := containerOf(prepared.Job)
-		if err == nil {
-			err = check(prepared.Job, own)
-		}
-		if err != nil {
-			return fmt.Errorf("the job %.64q: %w", j.Name, err)
-		}
-	}
-	return nil
 }
 
 // giveBackTime bounds the time for giving files back.

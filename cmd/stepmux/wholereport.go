@@ -231,25 +231,46 @@ type listed struct {
 	WhyOut string   `json:"why,omitempty"`
 }
 
-// listJobs writes the jobs of a pipeline.
-func listJobs(w io.Writer, p *whole.Pipeline, asJSON bool) error {
-	var all []listed
+// maxJobsListed bounds a list of jobs.
+const maxJobsListed = 10_000
+
+// list adds the jobs of a pipeline to those in all, each with the jobs of the pipeline or workflow that it starts, as
+// far as these are known: a job calls a workflow, which may call others, so there may be more than a pipeline has.
+func list(all []listed, p *whole.Pipeline, prefix string) []listed {
 	for i, j := range p.Jobs {
-		one := listed{Name: j.Name, Stage: j.Stage, When: j.When, In: true}
+		if len(all) >= maxJobsListed {
+			return all
+		}
+		one := listed{Name: prefix + j.Name, Stage: j.Stage, When: j.When, In: true}
 		if len(j.Builds) > 1 {
 			one.Builds = j.Builds
 		}
 		if n := p.Graph.Nodes[i]; n.After == 0 {
 			one.Needs = []string{}
 			for _, need := range n.Needs {
-				one.Needs = append(one.Needs, need.Name)
+				one.Needs = append(one.Needs, prefix+need.Name)
 			}
 		}
 		all = append(all, one)
+		var below *whole.Pipeline
+		if j.Below != nil {
+			below = j.Below()
+		} else if j.Trigger != nil {
+			below = j.Trigger.Child
+		}
+		if below != nil {
+			all = list(all, below, one.Name+whole.Separator)
+		}
 	}
 	for _, l := range p.Left {
-		all = append(all, listed{Name: l.Name, Stage: l.Stage, WhyOut: l.Why})
+		all = append(all, listed{Name: prefix + l.Name, Stage: l.Stage, WhyOut: l.Why})
 	}
+	return all
+}
+
+// listJobs writes the jobs of a pipeline.
+func listJobs(w io.Writer, p *whole.Pipeline, asJSON bool) error {
+	all := list(nil, p, "")
 	if asJSON {
 		return writeJSON(w, all)
 	}

@@ -32,9 +32,10 @@ type Project struct {
 	// time until the build has ended.
 	Open func(ctx context.Context) (io.ReadSeekCloser, error)
 	// Cache says that the archive is a cache: it may have links that lead out, and the build goes on without one that
-	// cannot be unpacked. LeftOut is called with the VM's reason then, which is untrusted text. May be nil.
-	Cache   bool
-	LeftOut func(note string)
+	// cannot be unpacked. Unpacked is called when it was unpacked, or with the VM's reason why not, which is untrusted
+	// text. May be nil.
+	Cache    bool
+	Unpacked func(leftOut string)
 }
 
 // Artifacts selects the files of a build that are collected at its end.
@@ -42,6 +43,8 @@ type Artifacts struct {
 	// Paths are patterns of files and directories in the build's work directory, such as dist/**/*.tar. A directory
 	// includes everything below it.
 	Paths []string
+	// After returns those of Paths that are collected after a job that succeeded, or that failed. If nil, all are.
+	After func(succeeded bool) []string
 	// MaxBytes bounds the archive. If zero, DefaultMaxBytes.
 	MaxBytes int64
 	// Keep says that other builds will get the archive: a VM keeps it, and need not be sent it.
@@ -124,8 +127,8 @@ func (v *VM) Place(
 	for err == nil && resp.GetDir() == "" {
 		resp, err = s.receive()
 	}
-	if err == nil && resp.GetNote() != "" && p != nil && p.Cache && p.LeftOut != nil {
-		p.LeftOut(resp.GetNote())
+	if err == nil && p != nil && p.Cache && p.Unpacked != nil {
+		p.Unpacked(resp.GetNote())
 	}
 	return resp.GetDir(), progress, err
 }

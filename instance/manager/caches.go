@@ -8,10 +8,13 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 
 	"github.com/stepmux/stepmux/connector/files"
 	"github.com/stepmux/stepmux/instance/manager/archive"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/instance/manager/state"
+	"github.com/stepmux/stepmux/internal/termtext"
 )
 
 // CacheName returns the name in the state of a cache of the pipeline's project.
@@ -43,8 +46,9 @@ func (p *PipelineRun) OpenArchive(ctx context.Context, digest string, size int64
 }
 
 // caches returns the caches that are kept when a build has ended, as for connector.Job.
-func (m *Manager) caches(asked *pb.SubmitRequest) func(context.Context) (files.Caches, error) {
-	list := asked.GetPipeline().GetCaches()
+// The log of a build whose manager ends after that says of each only once that it was saved.
+func (m *Manager) caches(b *build) func(context.Context) (files.Caches, error) {
+	list := b.asked.GetPipeline().GetCaches()
 	if len(list) == 0 {
 		return nil
 	}
@@ -58,15 +62,31 @@ func (m *Manager) caches(asked *pb.SubmitRequest) func(context.Context) (files.C
 			Untracked: c.GetUntracked(),
 			When:      func(succeeded bool) bool { return succeeded && c.GetOnSuccess() || !succeeded && c.GetOnFailure() },
 			Has:       c.GetHas().GetDigest(),
-			Save: func(ctx context.Context, from *os.File, err error) (line string) {
+			Save: func(ctx context.Context, from *os.File, err error) string {
+				key := termtext.Cut(c.GetKey(), maxKey)
 				if err = m.saveCache(ctx, c, from, err); err != nil {
-					return fmt.Sprintf("cache %.80q is not saved: %v", c.GetKey(), err)
+					return fmt.Sprintf("cache %q is not saved: %v", key, err)
 				}
-				return fmt.Sprintf("cache %.80q is saved", c.GetKey())
+				line := fmt.Sprintf("cache %q is saved", key)
+				return m.savedOnce(b, c.GetName(), line) //nolint:contextcheck // as other changes of the record
 			},
 		})
 	}
 	return func(context.Context) (files.Caches, error) { return all, nil }
+}
+
+// maxKey bounds the key of a cache in a line of a log, in bytes.
+const maxKey = 200
+
+// savedOnce returns a line about a cache that a build has saved, or nothing if the build has such a line.
+func (m *Manager) savedOnce(b *build, name, line string) string {
+	if slices.Contains(b.kept().Saved, name) {
+		return ""
+	}
+	if m.changeRunning(b, func(r *state.Record) { r.Saved = append(slices.Clip(r.Saved), name) }) != nil {
+		return "" // this manager ends, or the build
+	}
+	return line
 }
 
 // errCacheGone says that the archive of a cache was removed while its build ran.

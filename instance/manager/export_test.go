@@ -495,6 +495,35 @@ func (m *Manager) QueueWithoutACall(t *testing.T, id string) {
 	require.NoError(t, m.store.PutPipeline(t.Context(), p))
 }
 
+// ExpirePipeline lets the record of a pipeline be gone.
+func (m *Manager) ExpirePipeline(t *testing.T, id string) {
+	t.Helper()
+	_, err := m.store.Purge(t.Context(), m.store.Pipelines, "record."+id)
+	require.NoError(t, err)
+}
+
+// GroupsAndTurns returns how many concurrency groups and turns in them are kept.
+func (m *Manager) GroupsAndTurns(t *testing.T) (kept int) {
+	t.Helper()
+	for _, keys := range []string{"group.*", "turn.*"} {
+		entries, err := natscall.Entries(t.Context(), m.store.Pipelines, keys)
+		require.NoError(t, err)
+		kept += len(entries)
+	}
+	return kept
+}
+
+// SaveCache saves the first cache of a build that runs, and returns the line for its log.
+func (m *Manager) SaveCache(t *testing.T, id string) string {
+	t.Helper()
+	file, err := os.Create(filepath.Join(t.TempDir(), "cache"))
+	require.NoError(t, err)
+	defer file.Close()
+	all, err := m.caches(m.find(id))(t.Context())
+	require.NoError(t, err)
+	return all.After[0].Save(t.Context(), file, nil)
+}
+
 // KeptArtifacts returns how many artifacts of actions a pipeline has.
 func (m *Manager) KeptArtifacts(t *testing.T, pipeline string) int {
 	all, err := actionFiles{m}.Artifacts(t.Context(), pipeline)

@@ -127,10 +127,19 @@ func (m *Manager) artifacts(id string, asked *pb.SubmitRequest) *files.Artifacts
 	if len(asked.GetArtifacts()) == 0 {
 		return nil
 	}
+	var after func(succeeded bool) []string
+	if of := asked.GetPipeline(); len(of.GetAfterSuccess())+len(of.GetAfterFailure()) > 0 {
+		after = func(succeeded bool) []string {
+			if succeeded {
+				return of.GetAfterSuccess()
+			}
+			return of.GetAfterFailure()
+		}
+	}
 	return &files.Artifacts{
-		Paths: asked.GetArtifacts(), Keep: asked.GetPipeline() != nil, Dir: archive.Config{Dir: m.cfg.Dir}.Arrivals(),
-		MaxBytes: min(files.DefaultMaxBytes, m.cfg.FileBytes),
-		Take:     func(ctx context.Context, file *os.File) error { return m.files.KeepResult(ctx, id, file) },
+		Paths: asked.GetArtifacts(), After: after, Keep: asked.GetPipeline() != nil,
+		Dir: archive.Config{Dir: m.cfg.Dir}.Arrivals(), MaxBytes: min(files.DefaultMaxBytes, m.cfg.FileBytes),
+		Take: func(ctx context.Context, file *os.File) error { return m.files.KeepResult(ctx, id, file) },
 	}
 }
 

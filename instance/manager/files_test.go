@@ -145,7 +145,28 @@ func (r *running) keep(text []byte, digest string) (wanted int64, err error) {
 }
 
 // unpacked returns the content of a file in the artifacts of a build.
-func (r *running) unpacked(id, name string) (string, error) {
+func (r *running) unpacked(id, name string) (text string, err error) {
+	r.t.Helper()
+	found := false
+	err = r.eachArtifact(id, func(h *tar.Header, from io.Reader) {
+		if h.Name == name {
+			data, err := io.ReadAll(from)
+			require.NoError(r.t, err)
+			text, found = string(data), true
+		}
+	})
+	require.True(r.t, found || err != nil, "there is no %s", name)
+	return text, err
+}
+
+// archived returns the names of the files that a build has made; none if no archive is kept.
+func (r *running) archived(id string) (names []string) {
+	r.t.Helper()
+	_ = r.eachArtifact(id, func(h *tar.Header, _ io.Reader) { names = append(names, h.Name) })
+	return names
+}
+
+func (r *running) eachArtifact(id string, do func(h *tar.Header, from io.Reader)) error {
 	r.t.Helper()
 	stream, err := r.Artifacts(r.t.Context(), &pb.ArtifactsRequest{Id: id})
 	require.NoError(r.t, err)
@@ -156,7 +177,7 @@ func (r *running) unpacked(id, name string) (string, error) {
 			break
 		}
 		if err != nil {
-			return "", err
+			return err
 		}
 		packed.Write(msg.GetData())
 	}
@@ -165,12 +186,11 @@ func (r *running) unpacked(id, name string) (string, error) {
 	defer z.Close()
 	for files := tar.NewReader(z); ; {
 		h, err := files.Next()
-		require.NoError(r.t, err, "there is no %s", name)
-		if h.Name == name {
-			text, err := io.ReadAll(files)
-			require.NoError(r.t, err)
-			return string(text), nil
+		if errors.Is(err, io.EOF) {
+			return nil
 		}
+		require.NoError(r.t, err)
+		do(h, files)
 	}
 }
 

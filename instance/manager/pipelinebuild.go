@@ -30,35 +30,32 @@ type PipelineAttempt struct {
 	Request func(context.Context) (*pb.SubmitRequest, error)
 	// Started is called when the job may run. May be nil.
 	Started func()
+	// Keeps says that the job goes on when the pipeline is cancelled, and Interruptible that a newer pipeline may end it.
+	Keeps, Interruptible bool
 }
 
 // Build queues the build of an attempt, unless an earlier manager has done so, and waits for its end. Its result is nil
-// if the pipeline was cancelled before the build began. When ctx ends while this manager carries the pipeline out, the
+// if it did not begin, because it was to end before. When ctx ends while this manager carries the pipeline out, the
 // build is canceled; otherwise it goes on.
 func (p *PipelineRun) Build(ctx context.Context, a PipelineAttempt) (id string, result *pb.Result, err error) {
 	id = state.PipelineBuildID(p.id, a.Job, p.round(a.Job), a.Number)
-	defer func() {
-		if err != nil && ctx.Err() != nil && p.life.Err() == nil { // as after the failure of another build of a matrix
-			_ = p.cancelBuild(id) // it fails at the end of the manager only
-		}
-	}()
-	rec, err := p.record(ctx, id, a)
+	ctx, free := p.bound(ctx, a)
+	defer free()
+	rec, err := p.record(ctx, id, a) //nolint:contextcheck // it looks also when ctx has ended
 	if err != nil || rec == nil {
 		return id, nil, err
 	}
 	p.showBuild(a.Job, a.Number, rec)
-	canceled := p.Canceled()
-	if rec.Phase != state.PhaseEnded && !canceled && !p.isQueued(id) {
-		if err := p.push(ctx, id, a); err != nil {
-			if errors.Is(context.Cause(ctx), errPipelineCanceled) { // its record stays, and is ended below
-				canceled = true
-			} else {
-				return id, nil, err
-			}
+	if rec.Phase != state.PhaseEnded && ctx.Err() == nil && !p.isQueued(id) {
+		if err := p.push(ctx, id, a); err != nil && (ctx.Err() == nil || p.life.Err() != nil) {
+			return id, nil, err
 		}
 	}
 	if rec.Phase != state.PhaseEnded {
-		if rec, err = p.await(ctx, id, a, canceled); err != nil {
+		if rec.Phase == state.PhaseWaiting {
+			p.Waits(a.Job, "waits for a slot")
+		}
+		if rec, err = p.await(ctx, id, a); err != nil {
 			return id, nil, err
 		}
 		p.showBuild(a.Job, a.Number, rec)
@@ -66,20 +63,44 @@ func (p *PipelineRun) Build(ctx context.Context, a PipelineAttempt) (id string, 
 	return id, buildOf(rec).GetResult(), nil
 }
 
-// record returns the record of a build, which it makes. It returns nil if the pipeline was canceled before.
+// bound returns a context that ends when ctx ends, and when the build of an attempt shall not go on.
+func (p *PipelineRun) bound(ctx context.Context, a PipelineAttempt) (own context.Context, free func()) {
+	own, stop := context.WithCancelCause(ctx)
+	if p.ends(a.Keeps) {
+		stop(errPipelineCanceled)
+	}
+	if !a.Interruptible {
+		return own, func() { stop(nil) }
+	}
+	unhook := context.AfterFunc(p.redundant, func() { stop(context.Cause(p.redundant)) })
+	return own, func() {
+		unhook()
+		stop(nil)
+	}
+}
+
+// ends reports whether a job of the pipeline ends, or does not begin, because the pipeline was cancelled.
+func (p *PipelineRun) ends(keeps bool) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.rec.Canceled && !keeps || p.rec.Killed
+}
+
+// IsRedundant reports whether a newer pipeline ends the interruptible jobs of this one.
+func (p *PipelineRun) IsRedundant() bool { return errors.Is(context.Cause(p.redundant), errRedundant) }
+
+// record returns the record of a build, which it makes. It returns nil if the build has not begun and shall not.
 func (p *PipelineRun) record(ctx context.Context, id string, a PipelineAttempt) (rec *state.Record, err error) {
-	err = p.m.store.Persist(ctx, func(ctx context.Context) (err error) {
-		if rec, err = p.m.store.Record(ctx, id); err != nil || rec != nil {
+	err = p.m.store.Persist(p.life, func(once context.Context) (err error) { //nolint:contextcheck // ctx may have ended
+		if rec, err = p.m.store.Record(once, id); err != nil || rec != nil || ctx.Err() != nil {
 			return err
-		}
-		if p.Canceled() {
-			return nil
 		}
 		made := &state.Record{
 			ID: id, StepsFile: p.asked.GetSource().GetName(), Submitted: time.Now(), Pipeline: p.id, Job: a.Job,
+			Interruptible: a.Interruptible,
 		}
-		if err = p.m.store.Put(ctx, made); errors.Is(err, state.ErrTaken) { // a manager that has lost the pipeline
-			rec, err = p.m.store.Record(ctx, id)
+		if err = p.m.store.Put(once, made); errors.Is(err, state.ErrTaken) { // a manager that has lost the pipeline
+			rec, err = p.m.store.Record(once, id)
 			return err
 		}
 		rec = made
@@ -147,10 +168,8 @@ func (p *PipelineRun) refuse(ctx context.Context, id string, why error) error {
 	return p.m.store.Put(ctx, rec)
 }
 
-// await waits for the end of a build. If canceled is set, or the pipeline is canceled then, it cancels the build first.
-func (p *PipelineRun) await(
-	ctx context.Context, id string, a PipelineAttempt, canceled bool,
-) (rec *state.Record, err error) {
+// await waits for the end of a build. When ctx ends while this manager carries the pipeline out, it cancels the build.
+func (p *PipelineRun) await(ctx context.Context, id string, a PipelineAttempt) (rec *state.Record, err error) {
 	started := false
 	watch := func(ctx context.Context) error {
 		return p.m.store.WatchRecord(ctx, id, func(r *state.Record) bool {
@@ -168,11 +187,10 @@ func (p *PipelineRun) await(
 			return r.Phase != state.PhaseEnded
 		})
 	}
-	if !canceled {
+	if err = ctx.Err(); err == nil {
 		err = watch(ctx)
-		canceled = err != nil && errors.Is(context.Cause(ctx), errPipelineCanceled)
 	}
-	if canceled {
+	if err != nil && ctx.Err() != nil && p.life.Err() == nil {
 		if err = p.cancelBuild(id); err == nil { //nolint:contextcheck // ctx has ended
 			err = watch(p.life) //nolint:contextcheck // as above
 		}
@@ -258,8 +276,9 @@ func (p *PipelineRun) Lock(
 	ctx context.Context, name string, a PipelineAttempt, tell func(holder string),
 ) (unlock func(), err error) {
 	id := state.PipelineBuildID(p.id, a.Job, p.round(a.Job), a.Number)
+	ctx, free := p.bound(ctx, a)
 	unlock = func() {
-		if p.Canceled() {
+		if free(); p.ends(a.Keeps) || a.Interruptible && p.IsRedundant() {
 			_ = p.cancelBuild(id) // it fails at the end of the manager only
 		}
 	}
@@ -268,8 +287,8 @@ func (p *PipelineRun) Lock(
 			unlock()
 		}
 	}()
-	rec, err := p.record(ctx, id, a)
-	if err != nil || rec == nil || rec.Phase == state.PhaseEnded || p.Canceled() {
+	rec, err := p.record(ctx, id, a) //nolint:contextcheck // it looks also when ctx has ended
+	if err != nil || rec == nil || rec.Phase == state.PhaseEnded || ctx.Err() != nil {
 		return unlock, err
 	}
 	name = p.asked.GetRepository() + "\n" + name

@@ -68,7 +68,7 @@ d: {cache: {key: failed, paths: [c], policy: pull}, script: ['echo "had $(cat c/
 	require.Equal(t, "one", had(p, "c"), "the cache of a fallback that has not changed")
 	require.NotContains(t, m.logOf(p, "c"), "is saved")
 	require.Empty(t, had(p, "d"))
-	require.Contains(t, notes, `b: cache "k-default" is restored`)
+	require.Contains(t, notes, `b: cache "k-default" is found`)
 	p, _ = run("other", second)
 	require.Empty(t, had(p, "b"), "another project")
 
@@ -81,4 +81,21 @@ d: {cache: {key: failed, paths: [c], policy: pull}, script: ['echo "had $(cat c/
 	p, notes = run("r", second)
 	require.Empty(t, had(p, "b"))
 	require.Contains(t, notes, `b: cache "new" does not exist yet`)
+}
+
+// Symptom: a manager that ended between the save of a cache and the end of its build had the next one say it again.
+func TestALogSaysOnceThatACacheIsSaved(t *testing.T) {
+	t.Parallel()
+	f := withPipelines(newFleet(t))
+	m := f.start(t)
+	wait, open := gate(t)
+	id := m.submitPipeline(pipelineOf(t, fmt.Sprintf("a: {cache: {key: k, paths: [c]}, script: [mkdir c, %q]}\n", wait)))
+	build := m.awaitPipeline(id, func(p *pb.Pipeline) bool { return strings.Contains(jobsOf(p), "running") })
+	require.Equal(t, `cache "k" is saved`, m.m.SaveCache(t, build.GetJobs()[0].GetBuild()))
+	m.stop()
+	m = f.start(t)
+	open()
+	p := m.restOf(id)
+	require.Equal(t, "success", p.GetStatus())
+	require.NotContains(t, m.logOf(p, "a"), "is saved")
 }

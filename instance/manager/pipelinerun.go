@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -33,8 +34,9 @@ const (
 var (
 	// errPipelineLost ends the work on a pipeline that another manager carries out now.
 	errPipelineLost = errors.New("another manager carries the pipeline out")
-	// errPipelineCanceled ends the builds of a pipeline that was cancelled.
+	// errPipelineCanceled ends the builds of a pipeline that was cancelled, and errRedundant those that a newer one ends.
 	errPipelineCanceled = errors.New("the pipeline was canceled on request")
+	errRedundant        = errors.New("a newer pipeline made this one redundant")
 	// errRequest is wrapped by the error of a request that cannot be read.
 	errRequest = errors.New("the request of the pipeline cannot be read")
 )
@@ -52,10 +54,16 @@ type PipelineRun struct {
 
 	keeping sync.Mutex // held, before mu, while the jobs are kept: those of the end come last
 
+	turn      *turn           // of the pipeline in its group; nil without one
+	redundant context.Context // ends when a newer pipeline ends interruptible jobs, and with life
+	interrupt context.CancelCauseFunc
+
 	mu     sync.Mutex // guards the following
 	rec    *state.Pipeline
 	msg    *state.Delivery
 	stop   context.CancelCauseFunc // cancels the builds of Carry; nil without one
+	kill   context.CancelCauseFunc // so those of jobs that go on after a cancel
+	begun  []string                // jobs with a build, if it was cancelled before Carry
 	play   func(job string)        // of Carry; may be nil
 	queued map[string]bool         // builds whose requests were in the queue when Carry began
 	shown  *pb.Pipeline
@@ -96,6 +104,9 @@ func (m *Manager) callAgain() error {
 	return m.store.Persist(m.takes, func(ctx context.Context) error {
 		all, err := m.store.AllPipelines(ctx)
 		for _, p := range all {
+			if err == nil && p.Phase == state.PipelineQueued && len(p.Rounds) == 0 {
+				err = m.endOlder(ctx, p)
+			}
 			if err == nil && p.Phase == state.PipelineQueued {
 				err = m.store.Call(ctx, p.ID)
 			}
@@ -147,6 +158,10 @@ func (m *Manager) acceptCall(d *state.Delivery) error {
 	}
 	p = &PipelineRun{m: m, id: id, call: call, rec: rec, msg: d, dirty: make(chan struct{}, 1)}
 	p.life, p.lose = context.WithCancelCause(m.takes)
+	p.redundant, p.interrupt = context.WithCancelCause(p.life)
+	if rec.Redundant {
+		p.interrupt(errRedundant)
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.takes.Err() != nil {
@@ -179,6 +194,9 @@ func (m *Manager) carry(p *PipelineRun) {
 	}
 	if p.life.Err() != nil && !errors.Is(context.Cause(p.life), errPipelineLost) {
 		p.giveBack()
+	}
+	if p.turn != nil && p.life.Err() == nil {
+		_ = p.turn.leave(state.Done) // else others find that the pipeline is at rest
 	}
 	p.lose(nil)
 	watching.Wait()
@@ -218,8 +236,11 @@ func (p *PipelineRun) carryOnce() (*pb.Pipeline, error) {
 	if err != nil {
 		return nil, err
 	}
+	abort, kill := context.WithCancelCause(p.life)
+	defer kill(nil)
 	p.mu.Lock()
-	p.stop, p.play, p.queued, p.shown = stop, nil, queued, shown
+	p.stop, p.kill, p.play, p.queued, p.shown, p.begun = stop, kill, nil, queued, shown, nil
+	canceled := p.rec.Canceled // from here on, a cancel ends ctx
 	p.jobs = make(map[string]*pb.PipelineJob, len(shown.GetJobs()))
 	for _, j := range shown.GetJobs() {
 		p.jobs[j.GetName()] = j
@@ -228,9 +249,14 @@ func (p *PipelineRun) carryOnce() (*pb.Pipeline, error) {
 	defer func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		p.stop, p.play = nil, nil
+		p.stop, p.kill, p.play = nil, nil, nil
 	}()
-	end, err := plan.Carry(ctx, p)
+	if canceled {
+		if err := p.findBegun(ctx); err != nil {
+			return nil, err
+		}
+	}
+	end, err := plan.Carry(ctx, abort, p)
 	if err == nil && p.life.Err() == nil {
 		p.cancelRest()
 	}
@@ -350,17 +376,28 @@ func (p *PipelineRun) absorbLocked(now *state.Pipeline) bool {
 		return true
 	}
 	played := now.Played[min(len(p.rec.Played), len(now.Played)):]
-	canceled := now.Canceled && !p.rec.Canceled
+	before := p.rec
 	p.rec = now
 	if p.play != nil {
 		for _, job := range played {
 			p.play(job)
 		}
 	}
-	if canceled && p.stop != nil {
+	p.endLocked(before)
+	return true
+}
+
+// endLocked stops, kills or interrupts builds after a change of the record. p.mu is held.
+func (p *PipelineRun) endLocked(before *state.Pipeline) {
+	if p.rec.Canceled && !before.Canceled && p.stop != nil {
 		p.stop(errPipelineCanceled)
 	}
-	return true
+	if p.rec.Killed && !before.Killed && p.kill != nil {
+		p.kill(errPipelineCanceled)
+	}
+	if p.rec.Redundant {
+		p.interrupt(errRedundant)
+	}
 }
 
 // watch takes over the changes of others, until the work ends.
@@ -387,11 +424,35 @@ func (p *PipelineRun) change(edit func(*state.Pipeline)) error {
 			continue
 		}
 		if err == nil {
+			before := p.rec
 			p.rec = r
+			p.endLocked(before)
 		}
 		return err
 	}
 	return context.Cause(p.life)
+}
+
+// findBegun finds the jobs that have begun before the pipeline was cancelled.
+func (p *PipelineRun) findBegun(ctx context.Context) error {
+	var builds []*state.Record
+	err := p.m.store.Persist(ctx, func(ctx context.Context) (err error) {
+		builds, err = p.m.store.BuildsOf(ctx, p.id)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	begun := []string{}
+	for _, b := range builds {
+		if state.IsOfRound(b.ID, p.id, b.Job, p.round(b.Job)) {
+			begun = append(begun, b.Job)
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.begun = begun
+	return nil
 }
 
 // working tells the queue that the pipeline is not lost, and reports whether it could.
@@ -432,6 +493,24 @@ func (p *PipelineRun) Canceled() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.rec.Canceled
+}
+
+// Replaced says why a newer pipeline has cancelled this one, or is empty.
+func (p *PipelineRun) Replaced() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.rec.Replaced
+}
+
+// IsCut reports whether the pipeline was cancelled before a job had begun. A manager that goes on with the pipeline
+// finds that by the names of the builds: they begin with that of the job.
+func (p *PipelineRun) IsCut(job string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.rec.Canceled && !slices.ContainsFunc(p.begun, func(build string) bool {
+		rest, ok := strings.CutPrefix(build, job)
+		return ok && (rest == "" || rest[0] == ' ')
+	})
 }
 
 // Play calls play for each manual job that somebody has started or starts, until Carry returns.

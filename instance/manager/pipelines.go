@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/stepmux/stepmux/connector/place"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/instance/manager/state"
 )
@@ -28,10 +29,27 @@ type Planned interface {
 	Shown() *pb.Pipeline
 	// Warnings are about the scripts of its jobs.
 	Warnings() []*pb.Warning
+	// Containers calls check with the containers that the jobs describe, if they run in them, as far as they are known. A
+	// job without one has nil.
+	Containers(check func(own *place.Spec) error) error
 	// Carry carries the pipeline out as far as it goes by itself, with the builds of run, and describes how it stands
-	// then: its phase is blocked or ended. When ctx ends, it returns, and the builds go on.
-	Carry(ctx context.Context, run *PipelineRun) (*pb.Pipeline, error)
+	// then: its phase is blocked or ended. When ctx ends, it returns, and the builds go on. When it ends because the
+	// pipeline was cancelled, jobs that run after a cancel go on until abort ends.
+	Carry(ctx, abort context.Context, run *PipelineRun) (*pb.Pipeline, error)
+	// Series is the series of pipelines of which a newer one with another version ends the part newer of an older one.
+	// The name is empty for a pipeline without one.
+	Series() (name, version string, newer Newer)
 }
+
+// Newer is the part of a pipeline that a newer one ends.
+type Newer = state.Newer
+
+// The values of Newer.
+const (
+	EndUnlessStarted = state.EndUnlessStarted
+	EndInterruptible = state.EndInterruptible
+	EndNothing       = state.EndNothing
+)
 
 const (
 	// maxPipelines bounds the pipelines that have not ended.
@@ -41,6 +59,8 @@ const (
 	// changes is how often a change of a record is tried while others change it.
 	changes = 10
 )
+
+var errChanges = status.Error(codes.Aborted, "the pipeline changes all the time: try again")
 
 func noPipeline(id string) error {
 	return status.Errorf(codes.NotFound, "there is no pipeline %.80q; stepmux pipelines lists them", id)
@@ -88,6 +108,12 @@ func (m *Manager) submitPipeline(ctx context.Context, req *pb.SubmitPipelineRequ
 	if err := m.checkLabels(req.GetLabels()); err != nil {
 		return "", err
 	}
+	if err := plan.Containers(func(own *place.Spec) error {
+		_, err := m.placeOf(own, true)
+		return err
+	}); err != nil {
+		return "", status.Error(codes.InvalidArgument, err.Error())
+	}
 	if err := checkServices(req.GetServices()); err != nil {
 		return "", err
 	}
@@ -127,6 +153,10 @@ func (m *Manager) keepPipeline(
 			ID: id, Phase: state.PipelineQueued, File: req.GetSource().GetName(), Name: shown.GetName(),
 			Submitted: time.Now(), Project: req.GetProject(), Counts: countsOf(shown),
 		}
+		if name, version, newer := plan.Series(); name != "" {
+			p.Series = state.Digest(req.GetRepository(), req.GetSource().GetName(), name)
+			p.Version, p.Newer = state.Digest(version), newer
+		}
 		if err := m.store.PutPipeline(ctx, p); err != nil && !errors.Is(err, state.ErrTaken) {
 			return "", err
 		}
@@ -134,8 +164,65 @@ func (m *Manager) keepPipeline(
 	if p.Phase != state.PipelineQueued {
 		return id, nil
 	}
+	if err := m.endOlder(ctx, p); err != nil {
+		return "", err
+	}
 	return id, m.store.Call(ctx, id)
 }
+
+// endOlder ends older pipelines, or jobs of them, that a newer one makes redundant.
+func (m *Manager) endOlder(ctx context.Context, newest *state.Pipeline) error {
+	if newest.Series == "" {
+		return nil
+	}
+	all, err := m.store.AllPipelines(ctx)
+	if err != nil {
+		return err
+	}
+	for _, p := range all {
+		if p.Series != newest.Series || p.Version == newest.Version || !p.Submitted.Before(newest.Submitted) {
+			continue
+		}
+		if err := m.supersede(ctx, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// supersede ends a pipeline of which there is a newer one, or its interruptible jobs.
+func (m *Manager) supersede(ctx context.Context, p *state.Pipeline) error {
+	for range changes {
+		switch {
+		case p == nil || p.AtRest() || p.Canceled || p.Redundant:
+			return nil
+		case p.Newer == state.EndInterruptible:
+			p.Redundant = true
+		case p.Newer == state.EndUnlessStarted:
+			builds, err := m.store.BuildsOf(ctx, p.ID)
+			if err != nil || slices.ContainsFunc(builds, func(r *state.Record) bool {
+				return !r.Interruptible && r.Phase != state.PhaseWaiting
+			}) {
+				return err
+			}
+			p.Canceled, p.Replaced = true, replacedByCommit
+		default:
+			return nil
+		}
+		id := p.ID
+		err := m.store.PutPipeline(ctx, p)
+		if !errors.Is(err, state.ErrTaken) {
+			return err
+		}
+		if p, err = m.store.Pipeline(ctx, id); err != nil {
+			return err
+		}
+	}
+	return errChanges
+}
+
+// replacedByCommit is why a newer pipeline has cancelled one.
+const replacedByCommit = "a newer run of another commit made it redundant"
 
 // countsOf counts the jobs of a pipeline by their status.
 func countsOf(p *pb.Pipeline) map[string]int32 {
@@ -238,7 +325,7 @@ func (m *Manager) changePipeline(ctx context.Context, id string, edit func(*stat
 		}
 		return err
 	}
-	return status.Error(codes.Aborted, "the pipeline changes all the time: try again")
+	return errChanges
 }
 
 func (s *service) cancelPipeline(ctx context.Context, id string) error {
@@ -247,7 +334,7 @@ func (s *service) cancelPipeline(ctx context.Context, id string) error {
 		if ended = p.Phase == state.PipelineEnded; ended {
 			return errEnded
 		}
-		p.Canceled = true
+		p.Canceled, p.Killed = true, p.Canceled
 		return nil
 	})
 	if ended {
@@ -348,7 +435,7 @@ func (s *service) RetryPipeline(ctx context.Context, req *pb.RetryPipelineReques
 				return err
 			}
 		}
-		p.Canceled, p.Started = false, time.Time{}
+		p.Canceled, p.Killed, p.Replaced, p.Redundant, p.Started = false, false, "", false, time.Time{}
 		return nil
 	})
 	if err != nil {
@@ -364,13 +451,23 @@ func again(p *state.Pipeline, jobs *pb.Pipeline) (found bool) {
 	for name, n := range p.Rounds {
 		rounds[name] = n
 	}
+	calls := map[string]bool{} // jobs without a build that have succeeded
+	for _, j := range jobs.GetJobs() {
+		calls[j.GetName()] = j.GetBuild() == "" && j.GetStatus() == "success"
+	}
 	for _, j := range jobs.GetJobs() {
 		switch j.GetStatus() {
 		case "failed", "warning", "cancelled":
 			rounds[j.GetName()]++
 			found = true
+			for i := range j.GetName() { // a call, one of whose jobs may fail, takes its turn again
+				if of := j.GetName()[:i]; strings.HasPrefix(j.GetName()[i:], " / ") && calls[of] {
+					rounds[of]++
+				}
+			}
 		}
 	}
+	rounds[""]++ // so does the pipeline
 	p.Rounds = rounds
 	return found || p.Error != ""
 }

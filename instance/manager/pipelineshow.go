@@ -3,7 +3,6 @@ package manager
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -13,14 +12,15 @@ import (
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/instance/manager/state"
 	"github.com/stepmux/stepmux/internal/pause"
+	"github.com/stepmux/stepmux/internal/termtext"
 )
 
 const (
 	// showPause is the least time between two times at which the jobs of a pipeline are kept, and showJobs is for how many
 	// jobs it is a millisecond longer.
 	showPause, showJobs = 100 * time.Millisecond, 10
-	// maxNotes bounds the lines about the jobs of a pipeline.
-	maxNotes = 200
+	// maxNotes bounds the lines about the jobs of a pipeline, and maxJobLine the bytes of each.
+	maxNotes, maxJobLine = 200, 1000
 )
 
 // statusesKept are shown until it is known again how a job stands.
@@ -108,7 +108,17 @@ func (p *PipelineRun) Watch(job, status string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if j := p.jobLocked(job); j != nil && j.GetStatus() != status {
-		j.Status = status
+		j.Status, j.Why = status, ""
+		p.touch()
+	}
+}
+
+// Waits shows why a job waits, until its status changes.
+func (p *PipelineRun) Waits(job, why string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if j := p.jobLocked(job); j != nil && j.GetWhy() != why {
+		j.Why = termtext.Cut(why, maxJobLine)
 		p.touch()
 	}
 }
@@ -131,7 +141,7 @@ func (p *PipelineRun) Note(line string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.shown != nil && len(p.shown.Notes) < maxNotes && !slices.Contains(p.shown.Notes, line) {
-		p.shown.Notes = append(p.shown.Notes, fmt.Sprintf("%.1000s", line))
+		p.shown.Notes = append(p.shown.Notes, termtext.Cut(line, maxJobLine))
 		p.touch()
 	}
 }
@@ -151,7 +161,7 @@ func (p *PipelineRun) showBuild(job string, attempt int, r *state.Record) {
 	j.Started = cmp.Or(j.GetStarted(), timeOf(r.Started))
 	j.Finished = timeOf(r.Ended)
 	if r.Phase == state.PhaseRunning {
-		j.Status = "running"
+		j.Status, j.Why = "running", ""
 	}
 	p.touch()
 }

@@ -155,7 +155,7 @@ func (m *Manager) begin(ctx context.Context, r *state.Request, rec *state.Record
 			Reason: string(instance.RunnerSystemFailure), Message: err.Error(),
 		})
 	}
-	where, err := m.where(asked.GetJob())
+	where, err := m.where(asked)
 	if err != nil {
 		return m.store.Refuse(ctx, r, rec, log, &state.Result{
 			Reason: string(instance.ConfigurationError), Message: err.Error(),

@@ -16,7 +16,7 @@ const maxWarned = 200
 // vet sets the warnings of a request, and returns why it is refused: its job cannot run at its place, or has a warning
 // although scripts are strict.
 func (m *Manager) vet(req *pb.SubmitRequest) error {
-	at, err := m.where(req.GetJob())
+	at, err := m.where(req)
 	if err != nil {
 		return err
 	}

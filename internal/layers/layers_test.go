@@ -112,6 +112,7 @@ var allowed = map[string][]string{
 		"instance/manager/seal", "instance/manager/sshdoor", "instance/manager/state",
 		"internal/actionservices", "internal/contents", "internal/wire", "internal/pause", "internal/rmtree",
 		"internal/labels", "remote/step/lang", // for warnings about the scripts of jobs
+		"internal/termtext",
 	},
 	// The driver of GitLab Runner's custom executor. A runner starts it several times for each job: it stays small.
 	"instance/manager/customexecutor": {"instance/manager/managerv1", "internal/endsignal", "internal/pause"},
@@ -211,12 +212,14 @@ var allowed = map[string][]string{
 	"internal/standalone/whole": {
 		"internal/standalone", "internal/standalone/whole/carry", "pipeline", "remote/archive", "internal/rmtree",
 		"internal/boundedfile", "internal/filelock", "internal/lazyregexp", "internal/pause", "remote/jobcache",
-		"remote/step/lang",
-		"remote/step/mask", "remote/step/annotation",
+		"remote/step/lang", "remote/step/mask", "remote/step/annotation", "internal/termtext",
 	},
 	"internal/standalone/whole/carry": {
 		"internal/standalone", "remote/archive", "internal/rmtree", "internal/boundedfile", "remote/jobcache",
 		"remote/transfer", "remote/step/engine",
+	},
+	"internal/standalone/jobplace": {
+		"connector/place", "internal/standalone", "internal/standalone/whole", "remote/step/trace",
 	},
 	"internal/standalone/gitlabpipeline": {
 		"internal/standalone", "internal/standalone/gitlabci", "internal/standalone/whole",
@@ -233,6 +236,7 @@ var allowed = map[string][]string{
 		"internal/standalone/githubpipeline", "internal/standalone/gitlabci",
 		"internal/standalone/gitlabpipeline", "internal/standalone/whole", "internal/standalone/whole/carry", "pipeline",
 		"remote", "remote/api/stepmuxv1", "remote/step/engine", "remote/step/mask", "internal/rmtree",
+		"connector/place", "internal/standalone/jobplace", "remote/step/trace",
 	},
 	"internal/standalone/checkout": {"internal/subprocess", "internal/standalone/gitlabci"},
 	"remote/step/lang": {

@@ -129,7 +129,7 @@ func (w *Workflow) Call(j *action.Job, v action.Values, b *action.Build) (*Workf
 	if err != nil {
 		return nil, err
 	}
-	inner := &Workflow{Workflow: c.Workflow, src: c.src, calls: w.calls, depth: w.depth + 1}
+	inner := w.inner(c)
 	inner.src.Vars = slices.DeleteFunc(slices.Clone(w.Caller(w.src.Vars)), func(v engine.Variable) bool {
 		return v.Masked && v.Key != "GITHUB_TOKEN" && !given.Inherit
 	})
@@ -140,6 +140,19 @@ func (w *Workflow) Call(j *action.Job, v action.Values, b *action.Build) (*Workf
 		return nil, fmt.Errorf("%s: %.160s: %w", j.UsesPlace(), c.src.Name, err)
 	}
 	return inner, nil
+}
+
+// Called returns the workflow that a job calls, without its inputs and secrets: to list its jobs.
+func (w *Workflow) Called(j *action.Job) (*Workflow, error) {
+	c, err := w.find(j)
+	if err != nil {
+		return nil, err
+	}
+	return w.inner(c), nil
+}
+
+func (w *Workflow) inner(c *called) *Workflow {
+	return &Workflow{Workflow: c.Workflow, src: c.src, calls: w.calls, depth: w.depth + 1}
 }
 
 // CallOutputs returns the outputs of a workflow that was called. jobs are the outcomes of its jobs.

@@ -23,12 +23,18 @@ func EnvironmentVars(environ, masked []string) ([]engine.Variable, error) {
 	return vars, checkMasked(vars, masked)
 }
 
-// checkMasked returns an error if a variable to be masked does not exist.
+// checkMasked returns an error if a variable to be masked does not exist. The error does not have the text, which may
+// be the secret itself.
 func checkMasked(vars []engine.Variable, masked []string) error {
-	for _, name := range masked {
-		if !slices.ContainsFunc(vars, func(v engine.Variable) bool { return v.Key == name }) {
-			return fmt.Errorf("the variable%s is to be masked (--mask), and has no value", lang.Quote(name))
+	for i, name := range masked {
+		if slices.ContainsFunc(vars, func(v engine.Variable) bool { return v.Key == name }) {
+			continue
 		}
+		if at := slices.IndexFunc(vars, func(v engine.Variable) bool { return v.Value == name }); at >= 0 && name != "" {
+			return fmt.Errorf("--mask takes the name of a variable, not its value: write --mask %s", vars[at].Key)
+		}
+		return fmt.Errorf("--mask takes the name of a variable: there is none of the name in the --mask with the number %d, "+
+			"which is not shown because it may be a secret", i+1)
 	}
 	return nil
 }

@@ -330,7 +330,13 @@ type PipelineBuild struct {
 	// archives are unpacked after the project: caches, and artifacts of other jobs.
 	Archives []*Archive `protobuf:"bytes,3,rep,name=archives,proto3" json:"archives,omitempty"`
 	// caches are kept when the build has ended.
-	Caches        []*PipelineCache `protobuf:"bytes,4,rep,name=caches,proto3" json:"caches,omitempty"`
+	Caches []*PipelineCache `protobuf:"bytes,4,rep,name=caches,proto3" json:"caches,omitempty"`
+	// in_image says that the build runs in a container, and container has the keys image and services of the job, in YAML.
+	InImage   bool   `protobuf:"varint,5,opt,name=in_image,json=inImage,proto3" json:"in_image,omitempty"`
+	Container []byte `protobuf:"bytes,6,opt,name=container,proto3" json:"container,omitempty"`
+	// after_success and after_failure are those of the artifacts that are kept after that outcome. Without both all are.
+	AfterSuccess  []string `protobuf:"bytes,7,rep,name=after_success,json=afterSuccess,proto3" json:"after_success,omitempty"`
+	AfterFailure  []string `protobuf:"bytes,8,rep,name=after_failure,json=afterFailure,proto3" json:"after_failure,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -389,6 +395,34 @@ func (x *PipelineBuild) GetArchives() []*Archive {
 func (x *PipelineBuild) GetCaches() []*PipelineCache {
 	if x != nil {
 		return x.Caches
+	}
+	return nil
+}
+
+func (x *PipelineBuild) GetInImage() bool {
+	if x != nil {
+		return x.InImage
+	}
+	return false
+}
+
+func (x *PipelineBuild) GetContainer() []byte {
+	if x != nil {
+		return x.Container
+	}
+	return nil
+}
+
+func (x *PipelineBuild) GetAfterSuccess() []string {
+	if x != nil {
+		return x.AfterSuccess
+	}
+	return nil
+}
+
+func (x *PipelineBuild) GetAfterFailure() []string {
+	if x != nil {
+		return x.AfterFailure
 	}
 	return nil
 }
@@ -2357,8 +2391,10 @@ type SubmitPipelineRequest struct {
 	Slots int32 `protobuf:"varint,9,opt,name=slots,proto3" json:"slots,omitempty"`
 	// repository names the project for resource groups: of all its jobs of a group, one runs at a time.
 	Repository string `protobuf:"bytes,10,opt,name=repository,proto3" json:"repository,omitempty"`
+	// in_image says that the jobs run in the containers that they describe.
+	InImage bool `protobuf:"varint,11,opt,name=in_image,json=inImage,proto3" json:"in_image,omitempty"`
 	// services are those for the actions of its jobs, for which repository is the project. Not set: none.
-	Services      *BuildServices `protobuf:"bytes,11,opt,name=services,proto3" json:"services,omitempty"`
+	Services      *BuildServices `protobuf:"bytes,12,opt,name=services,proto3" json:"services,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2461,6 +2497,13 @@ func (x *SubmitPipelineRequest) GetRepository() string {
 		return x.Repository
 	}
 	return ""
+}
+
+func (x *SubmitPipelineRequest) GetInImage() bool {
+	if x != nil {
+		return x.InImage
+	}
+	return false
 }
 
 func (x *SubmitPipelineRequest) GetServices() *BuildServices {
@@ -3096,7 +3139,7 @@ type PipelineJob struct {
 	Stage string `protobuf:"bytes,3,opt,name=stage,proto3" json:"stage,omitempty"`
 	// status is a word such as waiting, running, success, failed, skipped, manual, blocked or "left out".
 	Status string `protobuf:"bytes,4,opt,name=status,proto3" json:"status,omitempty"`
-	// why says why it did not run.
+	// why says why it waits, or did not run.
 	Why      string                 `protobuf:"bytes,5,opt,name=why,proto3" json:"why,omitempty"`
 	Attempts int32                  `protobuf:"varint,6,opt,name=attempts,proto3" json:"attempts,omitempty"`
 	ExitCode int32                  `protobuf:"varint,7,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"`
@@ -3748,12 +3791,16 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\x01\x10\aJ\x04\b\r\x10\x11\" \n" +
 	"\x0eSubmitResponse\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"\xa5\x01\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\xa8\x02\n" +
 	"\rPipelineBuild\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
 	"\x03job\x18\x02 \x01(\tR\x03job\x127\n" +
 	"\barchives\x18\x03 \x03(\v2\x1b.stepmux.manager.v1.ArchiveR\barchives\x129\n" +
-	"\x06caches\x18\x04 \x03(\v2!.stepmux.manager.v1.PipelineCacheR\x06caches\"[\n" +
+	"\x06caches\x18\x04 \x03(\v2!.stepmux.manager.v1.PipelineCacheR\x06caches\x12\x19\n" +
+	"\bin_image\x18\x05 \x01(\bR\ainImage\x12\x1c\n" +
+	"\tcontainer\x18\x06 \x01(\fR\tcontainer\x12#\n" +
+	"\rafter_success\x18\a \x03(\tR\fafterSuccess\x12#\n" +
+	"\rafter_failure\x18\b \x03(\tR\fafterFailure\"[\n" +
 	"\rBuildServices\x12\x18\n" +
 	"\aproject\x18\x01 \x01(\tR\aproject\x12\x16\n" +
 	"\x06scopes\x18\x02 \x03(\tR\x06scopes\x12\x18\n" +
@@ -3903,7 +3950,7 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\x0eReleaseRequest\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\tR\x05lease\"%\n" +
 	"\x0fReleaseResponse\x12\x12\n" +
-	"\x04left\x18\x01 \x03(\tR\x04left\"\xa9\x04\n" +
+	"\x04left\x18\x01 \x03(\tR\x04left\"\xc4\x04\n" +
 	"\x15SubmitPipelineRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12:\n" +
 	"\x06source\x18\x02 \x01(\v2\".stepmux.manager.v1.PipelineSourceR\x06source\x12:\n" +
@@ -3918,8 +3965,9 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\n" +
 	"repository\x18\n" +
 	" \x01(\tR\n" +
-	"repository\x12=\n" +
-	"\bservices\x18\v \x01(\v2!.stepmux.manager.v1.BuildServicesR\bservices\x1a9\n" +
+	"repository\x12\x19\n" +
+	"\bin_image\x18\v \x01(\bR\ainImage\x12=\n" +
+	"\bservices\x18\f \x01(\v2!.stepmux.manager.v1.BuildServicesR\bservices\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x99\x04\n" +

@@ -37,11 +37,12 @@ const (
 	callsSubject    = "stepmux.calls"
 
 	// The beginnings of the keys of the bucket: the record, the sealed request and the jobs of a pipeline, by its ID, the
-	// sealed outputs of its builds, by their IDs, the locks of resource groups, caches, and the files of actions: the
-	// artifacts of a pipeline by its ID, and the caches of a project.
-	recordKey, requestKey, jobsKey, outputsKey = "record.", "request.", "jobs.", "outputs."
-	lockKey, cacheKey                          = "lock.", "cache."
-	artifactKey, actionCacheKey                = "artifact.", "actions."
+	// sealed outputs of its builds, by their IDs, the turns of its members in concurrency groups, the locks of resource
+	// groups, concurrency groups, caches, and the files of actions: the artifacts of a pipeline by its ID, and the caches
+	// of a project.
+	recordKey, requestKey, jobsKey, outputsKey, turnKey = "record.", "request.", "jobs.", "outputs.", "turn."
+	lockKey, groupKey, cacheKey                         = "lock.", "group.", "cache."
+	artifactKey, actionCacheKey                         = "artifact.", "actions."
 
 	// pipelinePrefix begins the ID of a pipeline, and those of its builds. No other build has it.
 	pipelinePrefix = "p-"
@@ -70,6 +71,16 @@ type Pipeline struct {
 	Started   time.Time `json:"started,omitzero"`
 	Ended     time.Time `json:"ended,omitzero"`
 	Canceled  bool      `json:"canceled,omitempty"`
+	// Killed says that it was cancelled again: jobs that go on after a cancel end, too.
+	Killed bool `json:"killed,omitempty"`
+	// Replaced says why a newer pipeline has cancelled it.
+	Replaced string `json:"replaced,omitempty"`
+	// Series and Version are those of a Planned pipeline, hashed. Newer is the part that a newer pipeline ends.
+	Series  string `json:"series,omitempty"`
+	Version string `json:"version,omitempty"`
+	Newer   Newer  `json:"newer,omitempty"`
+	// Redundant says that a newer pipeline ends the jobs that are interruptible.
+	Redundant bool `json:"redundant,omitempty"`
 	// Played are the manual jobs that were started.
 	Played []string `json:"played,omitempty"`
 	// Rounds counts how often jobs were run again by a retry.
@@ -86,6 +97,16 @@ type Pipeline struct {
 
 	revision uint64
 }
+
+// Newer is the part of a pipeline that a newer one of its series with another version ends.
+type Newer string
+
+// The values of Newer. The zero value is for a pipeline without a series.
+const (
+	EndUnlessStarted Newer = "unless-started" // all of it, unless a job that is not interruptible has started
+	EndInterruptible Newer = "interruptible"
+	EndNothing       Newer = "nothing"
+)
 
 // AtRest reports whether nobody carries the pipeline out.
 func (p *Pipeline) AtRest() bool { return p.Phase == PipelineBlocked || p.Phase == PipelineEnded }
@@ -105,14 +126,20 @@ func PipelineID(key string) string {
 	return pipelinePrefix + hex.EncodeToString(sum[:6])
 }
 
+// Digest returns a digest of texts, by which they can be compared.
+func Digest(texts ...string) string {
+	sum := sha256.Sum256([]byte(strings.Join(texts, "\x00")))
+	return hex.EncodeToString(sum[:16])
+}
+
 // PipelineBuildID returns the ID of a build of a pipeline.
 func PipelineBuildID(pipeline, job string, round, attempt int) string {
 	sum := sha256.Sum256([]byte(job))
 	return fmt.Sprintf("%s-%s-%d-%d", pipeline, hex.EncodeToString(sum[:6]), round, attempt)
 }
 
-// pipelineOf returns the ID of the pipeline that an ID of a build names, or "".
-func pipelineOf(build string) string {
+// PipelineOf returns the ID of the pipeline that an ID of a build names, or "".
+func PipelineOf(build string) string {
 	rest, ok := strings.CutPrefix(build, pipelinePrefix)
 	name, _, inside := strings.Cut(rest, "-")
 	if !ok || !inside {

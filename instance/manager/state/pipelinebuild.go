@@ -2,8 +2,6 @@ package state
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"strings"
@@ -58,11 +56,31 @@ func (s *Store) QueuedOf(ctx context.Context, pipeline string) (map[string]bool,
 		if r == nil {
 			return all, err
 		}
-		if pipelineOf(r.ID) == pipeline {
+		if PipelineOf(r.ID) == pipeline {
 			all[r.ID] = true
 		}
 		seq = r.Seq + 1
 	}
+}
+
+// BuildsOf returns the records of the builds of a pipeline.
+func (s *Store) BuildsOf(ctx context.Context, pipeline string) (all []*Record, err error) {
+	keys, err := keysOf(ctx, s.Builds)
+	for id := range keys {
+		if PipelineOf(id) != pipeline || err != nil {
+			continue
+		}
+		var r *Record
+		if r, err = s.Record(ctx, id); r != nil {
+			all = append(all, r)
+		}
+	}
+	return all, err
+}
+
+// IsOfRound reports whether a build is one of a job of a pipeline that has run again so many times.
+func IsOfRound(build, pipeline, job string, round int) bool {
+	return strings.HasPrefix(build, strings.TrimSuffix(PipelineBuildID(pipeline, job, round, 0), "0"))
 }
 
 // KeepOutputs keeps the outputs of a build of a pipeline, sealed.
@@ -100,8 +118,7 @@ func (s *Store) Outputs(ctx context.Context, build string) (*stepmuxv1.Outputs, 
 // Lock takes the lock of a resource group for a build with a record. It returns the build that has it, which is another
 // one if the lock is taken. A lock is free once the build that has it has ended: nobody gives it back.
 func (s *Store) Lock(ctx context.Context, name, build string) (holder string, err error) {
-	sum := sha256.Sum256([]byte(name))
-	key := lockKey + hex.EncodeToString(sum[:16])
+	key := lockKey + Digest(name)
 	for {
 		entry, err := s.Pipelines.Get(ctx, key)
 		revision := uint64(0)
@@ -133,7 +150,7 @@ func (s *Store) Lock(ctx context.Context, name, build string) (holder string, er
 }
 
 // ForgetPipelines removes the requests, the jobs, the artifacts and the records of builds of pipelines whose record is
-// not kept any more, if they are older than an age.
+// not kept any more, and concurrency groups without members, if they are older than an age.
 func (s *Store) ForgetPipelines(ctx context.Context, age time.Duration) error {
 	known := map[string]bool{}
 	keys, err := keysOf(ctx, s.Pipelines)
@@ -148,9 +165,9 @@ func (s *Store) ForgetPipelines(ctx context.Context, age time.Duration) error {
 	for key, created := range keys {
 		kind, id, _ := strings.Cut(key, ".")
 		switch kind += "."; kind {
-		case requestKey, jobsKey:
-		case outputsKey:
-			id = pipelineOf(id)
+		case outputsKey, turnKey:
+			id = PipelineOf(id)
+		case requestKey, jobsKey, groupKey:
 		case artifactKey:
 			if id, _, _ = strings.Cut(id, "."); !IsPipeline(id) {
 				continue
@@ -159,6 +176,12 @@ func (s *Store) ForgetPipelines(ctx context.Context, age time.Duration) error {
 			continue
 		}
 		if known[id] || time.Since(created) < age {
+			continue
+		}
+		if kind == groupKey {
+			if err := s.forgetGroup(ctx, key); err != nil {
+				return err
+			}
 			continue
 		}
 		if _, err := s.Purge(ctx, s.Pipelines, key, jetstream.WithMsgTTL(recordMark)); err != nil {
@@ -170,7 +193,7 @@ func (s *Store) ForgetPipelines(ctx context.Context, age time.Duration) error {
 		return err
 	}
 	for key, created := range builds {
-		if of := pipelineOf(key); of == "" || known[of] || time.Since(created) < age {
+		if of := PipelineOf(key); of == "" || known[of] || time.Since(created) < age {
 			continue
 		}
 		if _, err := s.Purge(ctx, s.Builds, key, jetstream.WithMsgTTL(recordMark)); err != nil {

@@ -52,9 +52,12 @@ type Record struct {
 	Manager     string        `json:"manager,omitempty"` // has it, of those that share the state
 	Result      *Result       `json:"result,omitempty"`
 	Warnings    []*pb.Warning `json:"warnings,omitempty"` // about its scripts
-	// Pipeline and Job are those of a build of a pipeline.
-	Pipeline string `json:"pipeline,omitempty"`
-	Job      string `json:"job,omitempty"`
+	// Pipeline and Job are those of a build of a pipeline. Interruptible says that a newer pipeline may end it.
+	Pipeline      string `json:"pipeline,omitempty"`
+	Job           string `json:"job,omitempty"`
+	Interruptible bool   `json:"interruptible,omitempty"`
+	// Saved are the names of the caches of which the log says that they were saved.
+	Saved []string `json:"saved,omitempty"`
 
 	revision uint64 // in the bucket; 0 if it is not there
 }

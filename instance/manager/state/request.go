@@ -98,7 +98,7 @@ func (s *Store) Queued(ctx context.Context, seq uint64) (*Request, error) {
 }
 
 // IsPipelines reports whether the build is one of a pipeline.
-func (r *Request) IsPipelines() bool { return pipelineOf(r.ID) != "" }
+func (r *Request) IsPipelines() bool { return PipelineOf(r.ID) != "" }
 
 // queuedProjects returns the projects of all pipelines, and of all requests in the queue, that have not ended, and the
 // artifacts of such pipelines.

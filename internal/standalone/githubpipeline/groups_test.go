@@ -143,25 +143,39 @@ func TestARunThatWaitsForItsGroupCanBeEnded(t *testing.T) {
 	require.Equal(t, "a cancelled (cancelled)", told(first.run(ctx, text)))
 }
 
-// A manager has locks of its own: a group is one of them, and nothing is replaced.
-func TestGroupsOfJobsAreLocksOfTheCaller(t *testing.T) {
+// A manager has groups of its own. Each job and call enters its group once, and one that was cancelled before does not
+// run.
+func TestGroupsOfTheCallerTakeThePlaceOfThoseOfThisMachine(t *testing.T) {
 	tr := newTrial(t)
 	var mu sync.Mutex
-	var taken []string
+	var entered []string
 	held := make(chan struct{}, 1)
-	tr.cfg.Lock = func(_ context.Context, name, job string, number int, _ func(string)) (func(), error) {
-		held <- struct{}{}
+	tr.cfg.Enter = func(ctx context.Context, m whole.Member, _ func(string)) (context.Context, func(), error) {
+		if m.Group == "none" {
+			return ctx, nil, whole.ErrCancelled
+		}
+		if m.Job != "" {
+			held <- struct{}{}
+		}
 		mu.Lock()
 		defer mu.Unlock()
-		taken = append(taken, fmt.Sprint(name, " ", job, " ", number))
-		return func() { <-held }, nil
+		entered = append(entered, fmt.Sprint(m.Group, " ", m.Job, " ", m.Cancels, " ", m.Keeps))
+		return ctx, func() {
+			if m.Job != "" {
+				<-held
+			}
+		}, nil
 	}
 	report := tr.run(t.Context(), `
 on: push
+concurrency: Run
 jobs:
   a: {concurrency: {group: G, cancel-in-progress: true}, steps: [{run: "true"}]}
-  b: {strategy: {matrix: {n: [1, 2, 3]}}, concurrency: g, steps: [{run: "true"}]}
+  b: {strategy: {matrix: {n: [1, 2, 3]}}, if: always(), concurrency: g, steps: [{run: "true"}]}
+  c: {concurrency: none, steps: [{run: "true"}]}
 `)
-	require.Equal(t, "a success, b (1) success, b (2) success, b (3) success", told(report))
-	require.ElementsMatch(t, []string{"group g a 1", "group g b (1) 1", "group g b (2) 1", "group g b (3) 1"}, taken)
+	require.Equal(t, "a success, b (1) success, b (2) success, b (3) success, c cancelled (cancelled)", told(report))
+	require.ElementsMatch(t, []string{
+		"run  false false", "g a true false", "g b (1) false true", "g b (2) false true", "g b (3) false true",
+	}, entered)
 }

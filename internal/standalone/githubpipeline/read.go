@@ -24,7 +24,7 @@ func Read(src standalone.Source) (p *whole.Pipeline, notices []string, err error
 	}
 	for i, j := range w.Jobs {
 		if err := w.CheckCall(j); err != nil { // the caller may leave the job out
-			p.Jobs[i].Open, p.Jobs[i].Trigger = nil, &whole.Trigger{Other: err.Error()}
+			p.Jobs[i].Open, p.Jobs[i].Below, p.Jobs[i].Trigger = nil, nil, &whole.Trigger{Other: err.Error()}
 		}
 	}
 	return p, append(w.Notices, w.Notes()...), nil
@@ -50,6 +50,7 @@ func read(w *standalone.Workflow) (p *whole.Pipeline, err error) {
 	for _, j := range w.Jobs {
 		job := &whole.Job{
 			Name: j.Name, Base: j.Name, When: j.If(), Notices: j.Notes(w.InContainer()), Open: opener{w, j}.open,
+			Below: below(w, j),
 		}
 		if job.Builds, err = known(w, j); err != nil {
 			return nil, err
@@ -58,6 +59,24 @@ func read(w *standalone.Workflow) (p *whole.Pipeline, err error) {
 	}
 	_, err = pipeline.New(p.Graph)
 	return p, err
+}
+
+// below returns a function that lists the jobs of the workflow that a job calls, or nil.
+func below(w *standalone.Workflow, j *action.Job) func() *whole.Pipeline {
+	if _, calls := j.Uses(); !calls {
+		return nil
+	}
+	return func() *whole.Pipeline {
+		inner, err := w.Called(j)
+		if err != nil { // the caller of Read has the error
+			return nil
+		}
+		p := &whole.Pipeline{Graph: standalone.GraphOf(inner.Workflow)}
+		for _, j := range inner.Jobs {
+			p.Jobs = append(p.Jobs, &whole.Job{Name: j.Name, Base: j.Name, When: j.If(), Below: below(inner, j)})
+		}
+		return p
+	}
 }
 
 // known returns the names of the builds of a job, if they do not depend on other jobs.
@@ -145,13 +164,14 @@ func (j opener) add(p *whole.Pipeline, v action.Values, b *action.Build, say fun
 			say(text)
 		}
 		prepared := &carry.Prepared{
-			Job: compiled, RunsOn: start.Labels, Outputs: j.job.HasOutputs(), Services: j.job.UsesActions(),
+			Job: compiled, Outputs: j.job.HasOutputs(), Services: j.job.UsesActions(),
+			RunsOn: carry.RunsOn{Key: "runs-on", Labels: start.Labels, Pairs: true, Soft: action.GroupLabel},
 		}
 		if prepared.Outputs {
 			prepared.Values = func(_ string, r *standalone.Report) (map[string]string, error) {
 				outputs, masked := r.StepOutputs()
 				for _, name := range masked {
-					say(fmt.Sprintf("the output %.64q is left out: it contains a secret", name))
+					say(fmt.Sprintf("the output %q is left out: it contains a secret", name))
 				}
 				return outputs, nil
 			}

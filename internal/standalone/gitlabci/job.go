@@ -406,7 +406,7 @@ func (d *draft) allNotices() []string {
 	if len(left) > 0 {
 		text := fmt.Sprintf("not done here, but by a server or runner: %s", strings.Join(left, ", "))
 		if slices.ContainsFunc(ofContainer, func(key string) bool { return slices.Contains(left, key) }) {
-			text += " (image and services are with --in-image of local and run)"
+			text += " (image and services are with --in-image of local and run, and of submit for a whole pipeline)"
 		}
 		notices = append(notices, text)
 	}

@@ -195,7 +195,7 @@ j: {script: ["echo $[[ inputs.a ]]"], artifacts: {paths: [a]}, stage: test, tags
 `, "j")
 	require.Equal(t, []string{
 		"not done here, but by a server or runner: artifacts, cache, image, needs " +
-			"(image and services are with --in-image of local and run)",
+			"(image and services are with --in-image of local and run, and of submit for a whole pipeline)",
 		"$[[ ]] stays as it is: it is about no input of its file",
 	}, j.Notices)
 	require.Equal(t, "echo $[[ inputs.a ]]", script(j))

@@ -49,6 +49,8 @@ type Planned struct {
 	Interruptible bool
 	// ResourceGroup is the name of the job's resource group. Jobs of one group run one after another.
 	ResourceGroup string
+	// Tags are the labels of the machine on which the job wants to run.
+	Tags []string
 	// Trigger is the pipeline that the job starts. It is nil for a job with a script.
 	Trigger *Trigger
 	// Notices are about parts of the job that have no effect. Warnings are those of [Job].
@@ -309,8 +311,15 @@ func (d *draft) readRun(planned *Planned, node *pipeline.Node, job *Job) {
 	if n := d.key("timeout"); n != nil {
 		planned.Timeout = d.duration("timeout", n)
 	}
+	e := d.file.expander(d.file.literal(nil, job.Variables))
+	if n := d.key("tags"); n != nil {
+		for _, item := range t.flat("tags", n, 0) {
+			if tag := e.expand(variable{at: item, value: valueOfNode(item)}); tag != "" {
+				planned.Tags = append(planned.Tags, tag)
+			}
+		}
+	}
 	if n := d.key("resource_group"); n != nil && d.isText("resource_group", n) {
-		e := d.file.expander(d.file.literal(nil, job.Variables))
 		planned.ResourceGroup = e.expand(variable{at: n, value: n.Value})
 		node.Groups = []string{planned.ResourceGroup}
 	}

@@ -179,8 +179,10 @@ func TestWhenRetryAndFailuresOfJobs(t *testing.T) {
 func TestKeysOfAPlannedJob(t *testing.T) {
 	p := planOf(t, `
 workflow: {name: "$KIND of $REF", rules: [{if: $REF, variables: {KIND: run}}]}
-default: {timeout: 1h 30m}
+default: {timeout: 1h 30m, tags: [none]}
+.t: {tags: [docker, [big]]}
 j:
+  tags: ["$OS-$REF", $UNKNOWN, !reference [.t, tags], zone=a]
   variables: {OS: linux, DIR: out, HERE: $CI_PROJECT_DIR/d}
   script: [x]
   artifacts:
@@ -199,6 +201,7 @@ j:
 		Paths: []string{"out/*.txt", "b", "c/", "d", "."}, Exclude: []string{"**/*.tmp"}, Untracked: true, When: "always",
 		Dotenv: []string{"out.env"}, JUnit: []string{"a.xml", "b.xml"},
 	}, j.Artifacts)
+	require.Equal(t, []string{"linux-main", "$UNKNOWN", "docker", "big", "zone=a"}, p.Jobs[0].Tags)
 	require.Equal(t, []any{"run of main", 90 * time.Minute, "on_success"},
 		[]any{p.Name, p.Jobs[0].Timeout, p.Jobs[0].When})
 	require.Equal(t, []string{

@@ -90,6 +90,7 @@ func prepare(p *standalone.Pipeline, i int, before []whole.Before) (*carry.Prepa
 	a := compiled.Artifacts
 	prepared := &carry.Prepared{
 		Job: job, Caches: caches, Tests: a.JUnit, ValueFiles: a.Dotenv,
+		RunsOn: carry.RunsOn{Key: "tags", Labels: p.Jobs[i].Tags},
 		Artifacts: carry.Artifacts{
 			Paths: a.Paths, Exclude: a.Exclude, Untracked: a.Untracked, When: carry.When(a.When),
 		},

@@ -2,6 +2,7 @@ package managed
 
 import (
 	"context"
+	"fmt"
 	"os"
 
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
@@ -23,6 +24,7 @@ func (e executor) findCaches(ctx context.Context, a *carry.Attempt, to *pb.Pipel
 	for _, k := range kept {
 		var has *pb.Archive
 		if !k.Found.IsZero() {
+			a.Say(fmt.Sprintf("cache %q is found", k.From))
 			has = &pb.Archive{Digest: k.Found.Digest, Size: k.Found.Size, Cache: true}
 			to.Archives = append(to.Archives, has)
 		}

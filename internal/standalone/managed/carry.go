@@ -14,17 +14,19 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/instance/manager"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/standalone"
-	"github.com/stepmux/stepmux/internal/standalone/githubpipeline"
+	"github.com/stepmux/stepmux/internal/standalone/jobplace"
 	"github.com/stepmux/stepmux/internal/standalone/whole"
 	"github.com/stepmux/stepmux/internal/standalone/whole/carry"
 	"github.com/stepmux/stepmux/pipeline"
 	"github.com/stepmux/stepmux/remote"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/mask"
+	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
 // Pipelines implements manager.Pipelines.
@@ -84,8 +86,16 @@ func (p *planned) Warnings() (list []*pb.Warning) {
 	return list
 }
 
+// Containers implements manager.Planned.
+func (p *planned) Containers(check func(own *place.Spec) error) error {
+	if !p.asked.GetInImage() {
+		return nil
+	}
+	return jobplace.Each(p.pipeline, func(_ *standalone.Job, own *place.Spec) error { return check(own) })
+}
+
 // Carry implements manager.Planned.
-func (p *planned) Carry(ctx context.Context, run *manager.PipelineRun) (_ *pb.Pipeline, err error) {
+func (p *planned) Carry(ctx, abort context.Context, run *manager.PipelineRun) (_ *pb.Pipeline, err error) {
 	dir, err := run.Dir()
 	if err != nil {
 		return nil, err
@@ -103,28 +113,71 @@ func (p *planned) Carry(ctx context.Context, run *manager.PipelineRun) (_ *pb.Pi
 			if delay := delays[job]; status == delayed && delay > 0 {
 				run.Due(job, delay)
 			}
-			run.Watch(job, status)
+			if run.Watch(job, status); status == pipeline.Ready.String() {
+				run.Waits(job, "waits for other jobs of the pipeline (see --jobs)")
+			}
 		},
-		Lock: func(ctx context.Context, name, job string, number int, tell func(string)) (func(), error) {
-			of := manager.PipelineAttempt{Job: job, Number: number}
-			return run.Lock(ctx, name, of, func(holder string) {
-				tell("waits for the resource group " + name + ", which the build " + holder + " has")
+		Lock: func(ctx context.Context, name string, a *carry.Attempt) (func(), error) {
+			unlock, err := run.Lock(ctx, name, attemptOf(a), func(holder string) {
+				line := "waits for the resource group " + name + ", which the build " + holder + " has"
+				a.Say(line)
+				run.Waits(a.Name, p.secrets.Mask(line))
 			})
+			if err != nil && a.Interruptible && run.IsRedundant() {
+				err = whole.ErrNewerCommit
+			}
+			return unlock, err
 		},
+		Enter: func(ctx context.Context, m whole.Member, tell func(string)) (context.Context, func(), error) {
+			own, leave, err := run.Enter(ctx, manager.PipelineTurn(m), func(holder string) {
+				line := fmt.Sprintf("waits for the concurrency group %q, which the pipeline %s has", m.Group, holder)
+				if tell(line); m.Job != "" {
+					run.Waits(m.Job, p.secrets.Mask(line))
+				}
+			})
+			if errors.Is(err, manager.ErrLeftGroup) {
+				err = whole.ErrCancelled
+			}
+			return own, leave, err
+		},
+		IsCut: run.IsCut,
 	}
 	if !canceled {
 		cfg.Plays = &whole.Plays{}
 		run.Play(cfg.Plays.Play)
 	}
-	report, err := whole.Run(ctx, ctx, p.pipeline, cfg)
+	report, err := whole.Run(ctx, abort, p.pipeline, cfg)
 	if report == nil {
 		return nil, err
 	}
 	if err != nil {
 		run.Note(p.secrets.Mask(err.Error()))
 	}
-	return p.end(report, run.Canceled()), nil
+	if why := run.Replaced(); why != "" {
+		run.Note(why)
+	}
+	return p.end(report, run.Canceled(), run.Replaced() != ""), nil
 }
+
+// Series implements manager.Planned.
+func (p *planned) Series() (name, version string, newer manager.Newer) {
+	return p.pipeline.Series, p.pipeline.Version, newerOf[p.pipeline.Newer]
+}
+
+var newerOf = map[whole.Newer]manager.Newer{
+	whole.EndUnlessStarted: manager.EndUnlessStarted, whole.EndInterruptible: manager.EndInterruptible,
+	whole.EndNothing: manager.EndNothing,
+}
+
+// attemptOf describes an attempt to the manager.
+func attemptOf(a *carry.Attempt) manager.PipelineAttempt {
+	return manager.PipelineAttempt{
+		Job: a.Name, Number: a.Number, Started: a.Started, Keeps: a.Keeps, Interruptible: a.Interruptible,
+	}
+}
+
+// exitReplaced is the exit code of a pipeline that a newer one has cancelled.
+const exitReplaced = 125
 
 // delayed is the status of a job that waits for its time.
 const delayed = "delayed"
@@ -151,7 +204,7 @@ func setDelays(
 }
 
 // end describes how a pipeline stands that does not go on by itself.
-func (p *planned) end(report *whole.Report, canceled bool) *pb.Pipeline {
+func (p *planned) end(report *whole.Report, canceled, replaced bool) *pb.Pipeline {
 	to := &pb.Pipeline{
 		Name: p.secrets.Mask(p.pipeline.Name), Stages: p.pipeline.Graph.Stages, Phase: pb.Pipeline_ended,
 		Status: report.Status, ExitCode: int32(report.ExitCode), CriticalPath: report.CriticalPath, // an exit code
@@ -165,7 +218,11 @@ func (p *planned) end(report *whole.Report, canceled bool) *pb.Pipeline {
 	case blocked && to.GetStatus() == whole.Success:
 		to.Phase = pb.Pipeline_blocked
 	}
-	if to.GetStatus() == whole.Cancelled && to.GetExitCode() == 0 {
+	switch {
+	case to.GetStatus() != whole.Cancelled:
+	case replaced:
+		to.ExitCode = exitReplaced
+	case to.GetExitCode() == 0:
 		to.ExitCode = 1
 	}
 	return to
@@ -242,14 +299,16 @@ type executor struct {
 
 // Execute implements carry.Executor.
 func (e executor) Execute(ctx, _ context.Context, a *carry.Attempt) (_ *carry.Outcome, err error) {
-	id, result, err := e.run.Build(ctx, manager.PipelineAttempt{
-		Job: a.Name, Number: a.Number, Started: a.Started,
-		Request: func(ctx context.Context) (*pb.SubmitRequest, error) { return e.request(ctx, a) },
-	})
+	attempt := attemptOf(a)
+	attempt.Request = func(ctx context.Context) (*pb.SubmitRequest, error) { return e.request(ctx, a) }
+	id, result, err := e.run.Build(ctx, attempt)
 	if err != nil {
 		return nil, err
 	}
 	report := reportOf(result)
+	if report.Status == whole.Cancelled && a.Interruptible && e.run.IsRedundant() {
+		return nil, whole.ErrNewerCommit
+	}
 	if a.Outputs && ctx.Err() == nil {
 		given, err := e.run.Outputs(ctx, id)
 		if err != nil {
@@ -295,7 +354,7 @@ const timedOut, canceled = "job_execution_timeout", "job_canceled"
 
 // reportOf returns the result of a build as that of a job.
 func reportOf(r *pb.Result) *standalone.Report {
-	report := &standalone.Report{Status: whole.Failure}
+	report := &standalone.Report{Status: whole.Failure, Message: r.GetMessage()}
 	switch r.GetReason() {
 	case "":
 		report.Status = whole.Success
@@ -342,13 +401,19 @@ func (e executor) request(ctx context.Context, a *carry.Attempt) (*pb.SubmitRequ
 	job = job.With(&stepmuxv1.Job{
 		PassEnv: options.GetPassEnv(), UnsafeExports: options.GetUnsafeExports(), Env: options.GetEnv(),
 	})
-	req := &pb.SubmitRequest{Job: job, Artifacts: slices.Compact(slices.Sorted(slices.Values(a.Patterns())))}
-	var unknown []string
-	req.Labels, unknown = githubpipeline.Labels(a.RunsOn, e.run.Labels())
-	for _, label := range unknown {
-		e.run.Note(fmt.Sprintf("runs-on: no VM of the fleet has the label %.80q: any VM runs such jobs", label))
+	unique := func(patterns []string) []string { return slices.Compact(slices.Sorted(slices.Values(patterns))) }
+	req := &pb.SubmitRequest{Job: job, Artifacts: unique(a.Patterns())}
+	var notes []string
+	req.Labels, notes = a.RunsOn.Choose(e.run.Labels())
+	for _, note := range notes {
+		e.run.Note(e.secrets.Mask(note))
 	}
-	req.Pipeline = &pb.PipelineBuild{}
+	req.Pipeline = &pb.PipelineBuild{
+		AfterSuccess: unique(a.PatternsAfter(true)), AfterFailure: unique(a.PatternsAfter(false)),
+	}
+	if err := e.contain(a, req.GetPipeline()); err != nil {
+		return nil, err
+	}
 	if a.Services {
 		req.Services = e.asked.GetServices()
 	}
@@ -362,6 +427,30 @@ func (e executor) request(ctx context.Context, a *carry.Attempt) (*pb.SubmitRequ
 		req.Pipeline.Archives = append(req.Pipeline.Archives, &pb.Archive{Digest: files.Digest, Size: files.Size})
 	}
 	return req, nil
+}
+
+// contain adds the container of an attempt to the request for its build.
+func (e executor) contain(a *carry.Attempt, to *pb.PipelineBuild) error {
+	if !e.asked.GetInImage() {
+		return nil
+	}
+	own, err := jobplace.Of(a.Job)
+	if err != nil {
+		return err
+	}
+	if own == nil && a.Source.Kind == trace.FromGitHub {
+		a.Say("the job names no container: it runs on a VM itself")
+		return nil
+	}
+	to.InImage = true
+	if own != nil {
+		text, err := place.Format(own)
+		if err != nil {
+			return err
+		}
+		to.Container = []byte(text)
+	}
+	return nil
 }
 
 // keep gives an archive to the manager.

@@ -157,6 +157,7 @@ func read(asked *pb.SubmitPipelineRequest) (p *whole.Pipeline, listed []string, 
 	src := standalone.Source{
 		Name: from.GetName(), Text: from.GetText(), Format: format, WorkDir: from.GetDirectory(),
 		Inputs: from.GetInputs(), Answers: known, Elsewhere: true, NoFiles: asked.GetProject() == "",
+		InContainer: asked.GetInImage(),
 	}
 	for _, v := range asked.GetOptions().GetVariables() {
 		src.Vars = append(src.Vars, engine.Variable{

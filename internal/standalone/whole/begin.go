@@ -13,7 +13,7 @@ func (r *runner) begin(ctx context.Context, p *Pipeline) (own context.Context, l
 	if p.Group == "" {
 		return r.series(ctx, p)
 	}
-	return r.enter(ctx, p.Group, p.CancelInProgress, errNewerRun, r.cfg.Say)
+	return r.enter(ctx, Member{Group: p.Group, Cancels: p.CancelInProgress, Newer: errNewerRun}, r.cfg.Say)
 }
 
 // replace makes the report that of a run which a newer one has ended, unless it had ended before.

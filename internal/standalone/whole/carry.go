@@ -22,14 +22,21 @@ type carrier struct {
 	*runner
 	pipeline *Pipeline
 	plan     *pipeline.Plan
-	prefix   string
-	// anew says that no job of the pipeline has the result of an earlier run.
-	anew bool
-	// held are the groups of the jobs to which the pipeline belongs.
-	held []string
+	scope
 	// done has the results of the jobs. Only the job itself and, for its status, the scheduler write its entry, and only
 	// jobs that wait for it read that.
 	done []made
+}
+
+// scope describes all jobs of a pipeline.
+type scope struct {
+	prefix string // of their names
+	// anew says that they do not have the results of an earlier run.
+	anew bool
+	// held are the groups of the jobs to which the pipeline belongs.
+	held []string
+	// keeps says that they go on when the run is cancelled.
+	keeps bool
 }
 
 // TimedOut is the reason of the failure of a job that took too long.
@@ -87,17 +94,19 @@ func (c *carrier) Carry(ctx context.Context, node, attempt int) pipeline.Result 
 	switch {
 	case job.Open != nil:
 		return c.open(ctx, node)
-	case job.Group == "", c.cfg.Lock != nil && job.Trigger != nil:
+	case job.Group == "":
 		return run(ctx)
 	}
 	if job.Group == c.group || slices.Contains(c.held, job.Group) {
 		return pipeline.Result{As: pipeline.Cancelled, Why: waitsForItself, ExitCode: exitInvalid}
 	}
-	if c.cfg.Lock != nil { // attempt takes it
-		return run(ctx)
-	}
-	own, leave, err := c.enter(ctx, job.Group, job.CancelInProgress, errNewerJob, c.teller(node))
-	if err != nil {
+	own, leave, err := c.enter(ctx, Member{
+		Group: job.Group, Job: c.name(node), Cancels: job.CancelInProgress, Keeps: c.keeps, Newer: errNewerJob,
+	}, c.teller(node))
+	switch {
+	case errors.Is(err, ErrCancelled):
+		return pipeline.Result{Err: err, As: pipeline.Cancelled, Why: Cancelled}
+	case err != nil:
 		return replaced(c.ended(ctx, node, nil, err))
 	}
 	defer leave()
@@ -118,16 +127,17 @@ func replaced(r pipeline.Result) pipeline.Result {
 
 // attempt waits for the lock of a job and for a slot, and carries the job out.
 func (c *carrier) attempt(ctx context.Context, node, number int) pipeline.Result {
-	lock := c.pipeline.Jobs[node].Lock
-	if group := c.pipeline.Jobs[node].Group; group != "" && c.cfg.Lock != nil {
-		lock = "group " + group
+	a := &carry.Attempt{
+		Name: c.name(node), Number: number, Keeps: c.keeps, Interruptible: c.pipeline.Jobs[node].Interruptible,
+		Started: func() { c.started(node) }, Say: c.teller(node),
+		SayOnce: func(line string) { c.notices(c.name(node), []string{line}) },
 	}
-	if lock != "" {
-		take := func() (func(), error) { return c.lock(ctx, lock, c.teller(node)) }
+	if lock := c.pipeline.Jobs[node].Lock; lock != "" {
+		take := c.lock
 		if c.cfg.Lock != nil {
-			take = func() (func(), error) { return c.cfg.Lock(ctx, lock, c.name(node), number, c.teller(node)) }
+			take = c.cfg.Lock
 		}
-		unlock, err := take()
+		unlock, err := take(ctx, lock, a)
 		if err != nil {
 			return c.ended(ctx, node, nil, err)
 		}
@@ -141,7 +151,7 @@ func (c *carrier) attempt(ctx context.Context, node, number int) pipeline.Result
 	defer func() { <-c.slots }()
 	ctx, end := c.redundant.start(ctx, c.pipeline.Jobs[node])
 	defer end()
-	report, err := c.carry(ctx, node, number)
+	report, err := c.carry(ctx, node, a)
 	return c.ended(ctx, node, report, err)
 }
 
@@ -198,11 +208,12 @@ func (c *carrier) start(ctx context.Context, node int) pipeline.Result {
 		return pipeline.Result{Err: errJob, ExitCode: 1}
 	}
 	run := func(ctx context.Context) pipeline.Result {
-		held := c.held
+		of := c.scope
+		of.prefix = c.name(node) + Separator
 		if group := c.pipeline.Jobs[node].Group; group != "" {
-			held = append(slices.Clip(held), group)
+			of.held = append(slices.Clip(of.held), group)
 		}
-		jobs, ended, err := c.carryOut(ctx, child, c.name(node)+Separator, c.anew, held)
+		jobs, ended, err := c.carryOut(ctx, child, of)
 		if err != nil {
 			c.system(err)
 			return pipeline.Result{Err: err, ExitCode: exitSystem, Reason: reasons[standalone.System]}
@@ -245,17 +256,14 @@ func (c *carrier) start(ctx context.Context, node int) pipeline.Result {
 func (c *carrier) name(node int) string { return c.prefix + c.pipeline.Jobs[node].Name }
 
 // carry has an attempt of a job carried out, and keeps its outcome.
-func (c *carrier) carry(ctx context.Context, node, number int) (*standalone.Report, error) {
+func (c *carrier) carry(ctx context.Context, node int, a *carry.Attempt) (*standalone.Report, error) {
 	c.done[node].archive, c.done[node].values = carry.Archive{}, nil // of an earlier attempt
 	job, err := c.pipeline.Jobs[node].Prepare(c.before(node))
 	if err != nil {
 		return nil, err
 	}
-	a := &carry.Attempt{
-		Name: c.name(node), Number: number, Prepared: job, Archives: []carry.Archive{c.project}, Timeout: c.cfg.Timeout,
-		Started: func() { c.started(node) }, Say: c.teller(node), Shelf: c.shelf, TempDir: c.dir,
-		WithTests: c.cfg.WithTests, Tracked: c.tracked,
-	}
+	a.Prepared, a.Archives, a.Timeout = job, []carry.Archive{c.project}, c.cfg.Timeout
+	a.Shelf, a.TempDir, a.WithTests, a.Tracked = c.shelf, c.dir, c.cfg.WithTests, c.tracked
 	for from := range c.plan.Sources(node, pipeline.Files) {
 		if made := c.done[from].archive; !made.IsZero() {
 			a.Archives = append(a.Archives, made)

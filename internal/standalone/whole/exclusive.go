@@ -15,19 +15,34 @@ import (
 
 // The causes with which a job or a run ends because of a newer one: of its group, or of its series.
 var (
-	errNewerJob    = errors.New("a newer job of its concurrency group took its place")
-	errNewerRun    = errors.New("a newer run of its concurrency group took its place")
-	errNewerCommit = errors.New("a newer run of another commit made it redundant")
+	errNewerJob = errors.New("a newer job of its concurrency group took its place")
+	errNewerRun = errors.New("a newer run of its concurrency group took its place")
+	// ErrNewerCommit is also for an Executor, whose error ends a job because of a newer run.
+	ErrNewerCommit = errors.New("a newer run of another commit made it redundant")
 )
+
+// ErrCancelled is the error of Config.Enter for a job or a run that was cancelled before.
+var ErrCancelled = errors.New("it was cancelled before")
 
 // newerIn returns the one of them in err, or nil.
 func newerIn(err error) error {
-	for _, cause := range []error{errNewerJob, errNewerRun, errNewerCommit} {
+	for _, cause := range []error{errNewerJob, errNewerRun, ErrNewerCommit} {
 		if errors.Is(err, cause) {
 			return cause
 		}
 	}
 	return nil
+}
+
+// Member is a job or a run that enters a group.
+type Member struct {
+	Group string
+	// Job is the name of the job. It is empty for a run.
+	Job string
+	// Cancels says that the member that runs shall stop. Keeps says that the member goes on when the run is cancelled.
+	Cancels, Keeps bool
+	// Newer is the error for a member whose place a newer one has taken.
+	Newer error
 }
 
 // turns is the state of a group, in a file that is locked while it is read or written. Each member that comes gets the
@@ -55,8 +70,12 @@ const askEvery = 50 * time.Millisecond
 // ends with the cause newer if a newer member stops this one. If a newer one comes while it waits, enter returns newer.
 // Else the caller calls leave. tell gets a line if it has to wait.
 func (r *runner) enter(
-	ctx context.Context, name string, cancels bool, newer error, tell func(string),
+	ctx context.Context, m Member, tell func(string),
 ) (own context.Context, leave func(), err error) {
+	name, newer := m.Group, m.Newer
+	if r.cfg.Enter != nil {
+		return r.cfg.Enter(ctx, m, tell)
+	}
 	t := &turn{}
 	if t.holds, err = r.lockFile("group " + name); err != nil {
 		return ctx, nil, err
@@ -66,7 +85,7 @@ func (r *runner) enter(
 		return ctx, nil, err
 	}
 	arrive := func(now *turns) {
-		if cancels {
+		if m.Cancels {
 			now.Cut = now.Newest
 		}
 	}
@@ -76,7 +95,7 @@ func (r *runner) enter(
 			is, err := t.try(ctx, newer)
 			if !is && err == nil && !told {
 				told = true
-				tell(fmt.Sprintf("waits for the concurrency group %.64q, which another run or job on this machine has", name))
+				tell(fmt.Sprintf("waits for the concurrency group %q, which another run or job on this machine has", name))
 			}
 			return is, err
 		})

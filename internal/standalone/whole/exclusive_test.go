@@ -38,7 +38,9 @@ func TestGroupsHaveOneJobThatRunsAndOneThatWaits(t *testing.T) {
 					all.Go(func() {
 						pause.For(t.Context(), at)
 						how := "ran"
-						ctx, leave, err := g.enter(t.Context(), group, tt.cancels, errNewerJob, func(string) {})
+						ctx, leave, err := g.enter(
+							t.Context(), Member{Group: group, Cancels: tt.cancels, Newer: errNewerJob}, func(string) {},
+						)
 						if err == nil {
 							err = pause.For(ctx, 10*time.Second)
 							leave()
@@ -73,15 +75,15 @@ func TestAStoppedJobLeavesItsGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, said := &runner{dir: t.TempDir()}, ""
 		tell := func(text string) { said += text }
-		_, leave, err := g.enter(t.Context(), "g", false, errNewerJob, tell)
+		_, leave, err := g.enter(t.Context(), Member{Group: "g", Newer: errNewerJob}, tell)
 		require.NoError(t, err)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		_, _, err = g.enter(ctx, "g", false, errNewerJob, tell)
+		_, _, err = g.enter(ctx, Member{Group: "g", Newer: errNewerJob}, tell)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		leave()
 		require.Equal(t, `waits for the concurrency group "g", which another run or job on this machine has`, said)
-		_, leave, err = g.enter(t.Context(), "g", false, errNewerJob, tell)
+		_, leave, err = g.enter(t.Context(), Member{Group: "g", Newer: errNewerJob}, tell)
 		require.NoError(t, err)
 		leave()
 	})

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/internal/filelock"
+	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
 	"github.com/stepmux/stepmux/internal/standalone/whole"
 )
 
@@ -315,4 +316,27 @@ func TestARunBesideAnotherOneOfItsFile(t *testing.T) {
 	require.Equal(t, []string{"--resume will not find this run: another run of this file is under way"}, second.said)
 	tr.cfg.Output, tr.cfg.Resume = output, true
 	require.Equal(t, "a failed", told(tr.run(t.Context(), "a: {script: [exit 1]}\n")), "the first one is kept")
+}
+
+// Symptom: each job said of each of its caches that it could not be saved.
+func TestADirectoryForCachesThatCannotBeIsToldOnce(t *testing.T) {
+	tr := newTrial(t, files{"f": ""}).keeping()
+	tr.cfg.CachesDir = filepath.Join(tr.cfg.WorkDir, "f", "caches")
+	const text = "a: {parallel: 2, script: [mkdir c], cache: [{key: one, paths: [c]}, {key: two, paths: [c]}]}\n"
+	require.Equal(t, "a 1/2 success, a 2/2 success", told(tr.run(t.Context(), text)))
+	require.Len(t, tr.said, 1)
+	require.Contains(t, tr.said[0], "caches: there is no directory for them: mkdir ")
+}
+
+// Symptom: the name of a cache was cut in a line without a sign, and in the middle of a secret, which was not masked.
+func TestALongKeyOfACacheIsToldWithoutItsSecret(t *testing.T) {
+	tr := newTrial(t, files{"f": ""}).keeping()
+	tr.cfg.Masked = map[string]string{"SECRET": "geheim-1234567"}
+	tr.given = append(tr.given, gitlabci.Variable{Name: "SECRET", Value: "geheim-1234567"})
+	at := strings.Repeat("k", 75)
+	tr.run(t.Context(), "a: {script: [mkdir c], cache: {key: "+at+"$SECRET-z, paths: [c]}}\n")
+	require.Contains(t, tr.said, `a: cache "`+at+`[MASKED]-z" is saved`)
+	tr.said = nil
+	tr.run(t.Context(), "a: {script: [mkdir c], cache: {key: "+strings.Repeat("k", 990)+"$SECRET, paths: [c]}}\n")
+	require.Regexp(t, `^a: cache "k{990}\.\.\.$`, tr.said[0], "it is cut with a sign")
 }

@@ -10,10 +10,11 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/internal/filelock"
+	"github.com/stepmux/stepmux/internal/standalone/whole/carry"
 )
 
 // lock takes a lock of the project, which other runs on this machine may hold, and returns a function that releases it.
-func (r *runner) lock(ctx context.Context, name string, tell func(string)) (unlock func(), err error) {
+func (r *runner) lock(ctx context.Context, name string, a *carry.Attempt) (unlock func(), err error) {
 	if r.cfg.StateDir == "" {
 		return func() {}, nil
 	}
@@ -22,7 +23,7 @@ func (r *runner) lock(ctx context.Context, name string, tell func(string)) (unlo
 		return nil, err
 	}
 	if err = filelock.Try(file); errors.Is(err, filelock.ErrTaken) {
-		tell(fmt.Sprintf("waits for %.64q, which another job on this machine has", name))
+		a.Say(fmt.Sprintf("waits for %q, which another job on this machine has", name))
 		err = filelock.Wait(ctx, file)
 	}
 	if err != nil {

@@ -30,7 +30,7 @@ type redundancy struct {
 }
 
 // series tells older runs of the series of p that this one has come, and watches for newer ones. If ctx ends because of
-// one, its cause is errNewerCommit. The caller calls leave.
+// one, its cause is ErrNewerCommit. The caller calls leave.
 func (r *runner) series(ctx context.Context, p *Pipeline) (own context.Context, leave func(), err error) {
 	if p.Series == "" || r.cfg.StateDir == "" {
 		return ctx, func() {}, nil
@@ -55,9 +55,9 @@ func (r *runner) series(ctx context.Context, p *Pipeline) (own context.Context, 
 	unwatch := t.watch(own, func() {
 		switch {
 		case p.Newer == EndInterruptible:
-			end(errNewerCommit)
+			end(ErrNewerCommit)
 		case p.Newer == EndUnlessStarted && r.redundant.end():
-			stop(errNewerCommit)
+			stop(ErrNewerCommit)
 		}
 	})
 	return own, func() {
@@ -76,7 +76,7 @@ func (r *redundancy) end() bool {
 	return r.over
 }
 
-// start begins an attempt of a job. The context that it returns ends with errNewerCommit when the job shall end.
+// start begins an attempt of a job. The context that it returns ends with ErrNewerCommit when the job shall end.
 func (r *redundancy) start(ctx context.Context, job *Job) (own context.Context, end func()) {
 	if r.interruptible == nil {
 		return ctx, func() {}
@@ -92,7 +92,7 @@ func (r *redundancy) start(ctx context.Context, job *Job) (own context.Context, 
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.started = true; r.over {
-		stop(errNewerCommit)
+		stop(ErrNewerCommit)
 	}
 	return own, func() { stop(nil) }
 }

@@ -28,6 +28,9 @@ func (c *carrier) open(ctx context.Context, node int) pipeline.Result {
 		return pipeline.Result{Err: context.Cause(ctx), As: pipeline.Cancelled}
 	}
 	cut, anew := ctx.Err() != nil, c.isAnew(node)
+	if c.cfg.IsCut != nil && !c.keeps {
+		cut = cut || c.cfg.IsCut(c.name(node))
+	}
 	c.done[node].anew = true
 	opened, err := c.pipeline.Jobs[node].Open(c.before(node), cut, c.teller(node))
 	if err != nil {
@@ -47,7 +50,9 @@ func (c *carrier) open(ctx context.Context, node int) pipeline.Result {
 	if anew {
 		c.forget(opened.Builds)
 	}
-	builds, run, err := c.carryOut(life, opened.Builds, c.prefix, anew, c.held)
+	of := c.scope
+	of.anew, of.keeps = anew, c.keeps || opened.Keeps
+	builds, run, err := c.carryOut(life, opened.Builds, of)
 	if err != nil {
 		c.system(err)
 		return pipeline.Result{Err: err, ExitCode: exitSystem, Reason: reasons[standalone.System]}

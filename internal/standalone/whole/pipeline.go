@@ -64,6 +64,8 @@ type Job struct {
 	Interruptible bool
 	// Builds are the names of the builds of a job that opens, as far as they are known before. They are for people.
 	Builds []string
+	// Below returns the jobs of the workflow that the job calls, or nil. They are for people. It is nil for other jobs.
+	Below func() *Pipeline
 	// Group is a group of which one job on this machine runs and one waits, as that of a Pipeline. It is empty if other
 	// jobs may run at the same time.
 	Group            string

@@ -14,6 +14,7 @@ import (
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/internal/standalone/whole/carry"
+	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/pipeline"
 	"github.com/stepmux/stepmux/remote/archive"
 	"github.com/stepmux/stepmux/remote/step/mask"
@@ -54,7 +55,13 @@ type Config struct {
 	Plays *Plays
 	// Lock takes a lock for an attempt of a job, and returns a function that releases it. If nil, locks are files in
 	// StateDir.
-	Lock func(ctx context.Context, name, job string, number int, tell func(string)) (unlock func(), err error)
+	Lock func(ctx context.Context, name string, a *carry.Attempt) (unlock func(), err error)
+	// Enter waits until no other member of a group runs. The context that it returns ends with the cause Newer if this
+	// member shall stop. The error is Newer if a newer member took its place, or ErrCancelled. Without an error, leave is
+	// called; with one, the context is ctx. If nil, groups are files in StateDir.
+	Enter func(ctx context.Context, m Member, tell func(string)) (own context.Context, leave func(), err error)
+	// IsCut reports whether the run was cancelled before a job opens, although its context has not ended. May be nil.
+	IsCut func(job string) bool
 	// WithTests says that the report shall have the tests of the jobs.
 	WithTests bool
 	// Say gets lines about jobs: those about artifacts that are missing, or notices. It may be called from several
@@ -128,7 +135,7 @@ func Run(ctx, abort context.Context, p *Pipeline, cfg Config) (report *Report, e
 	switch {
 	case newerIn(err) != nil:
 		return p.notRun(err.Error(), exitReplaced), nil
-	case err != nil && ctx.Err() != nil:
+	case errors.Is(err, ErrCancelled), err != nil && ctx.Err() != nil:
 		return p.notRun("", 0), nil
 	case err != nil:
 		return nil, err
@@ -209,19 +216,16 @@ func (r *runner) pack(ctx context.Context) (carry.Archive, error) {
 
 // run runs one pipeline. prefix stands before the names of its jobs.
 func (r *runner) run(ctx context.Context, p *Pipeline, prefix string) (*Report, error) {
-	c, end, err := r.carryOut(ctx, p, prefix, false, nil)
+	c, end, err := r.carryOut(ctx, p, scope{prefix: prefix})
 	if err != nil {
 		return nil, err
 	}
 	return c.report(end), nil
 }
 
-// carryOut carries the jobs of a pipeline out. anew says that jobs run again that have run in the run that is resumed.
-// held are the groups of the jobs to which the pipeline belongs.
-func (r *runner) carryOut(
-	ctx context.Context, p *Pipeline, prefix string, anew bool, held []string,
-) (*carrier, *pipeline.Progress, error) {
-	c := &carrier{runner: r, pipeline: p, prefix: prefix, anew: anew, held: held, done: make([]made, len(p.Jobs))}
+// carryOut carries the jobs of a pipeline out.
+func (r *runner) carryOut(ctx context.Context, p *Pipeline, of scope) (*carrier, *pipeline.Progress, error) {
+	c := &carrier{runner: r, pipeline: p, scope: of, done: make([]made, len(p.Jobs))}
 	graph := p.Graph
 	graph.Nodes = slices.Clone(graph.Nodes)
 	for i := range graph.Nodes {
@@ -229,7 +233,7 @@ func (r *runner) carryOut(
 			n := &graph.Nodes[i]
 			n.Manual, n.Delay, n.Groups, n.Free = false, 0, nil, true
 		}
-		if r.cfg.Plays.has(prefix + p.Jobs[i].Name) {
+		if r.cfg.Plays.has(c.name(i)) {
 			graph.Nodes[i].Manual = false
 		}
 	}
@@ -238,7 +242,7 @@ func (r *runner) carryOut(
 		return nil, nil, err
 	}
 	for _, j := range p.Jobs {
-		r.notices(prefix+j.Name, j.Notices)
+		r.notices(of.prefix+j.Name, j.Notices)
 	}
 	c.plan = plan
 	play, leave := r.cfg.Plays.join(c)
@@ -263,8 +267,11 @@ func masking(cfg Config) func(string) {
 	for _, value := range cfg.Masked {
 		_ = secrets.Add(value) // a job tells of one that is too short
 	}
-	return func(text string) { cfg.Say(secrets.Mask(text)) }
+	return func(text string) { cfg.Say(termtext.Cut(secrets.Mask(text), maxJobLine)) } // cut last: not in a secret
 }
+
+// maxJobLine bounds a line about a job, in bytes: it may have a name of any length.
+const maxJobLine = 1000
 
 // notices says the notices of a job, each text once.
 func (r *runner) notices(name string, list []string) {

@@ -269,8 +269,11 @@ func (c *helperCall) cacheDir() string {
 	return CachesOf(base, project)
 }
 
-// LocalProject returns the name of a project that no server knows, by its directory.
+// LocalProject returns the name of a project that no server knows, by its directory, however a link leads there.
 func LocalProject(dir string) string {
+	if real, err := filepath.EvalSymlinks(dir); err == nil {
+		dir = real
+	}
 	sum := sha256.Sum256([]byte(dir))
 	return "local-" + hex.EncodeToString(sum[:8])
 }

@@ -19,20 +19,14 @@ import (
 func Format(def *pb.Definition) (string, error) {
 	var text strings.Builder
 	for i, doc := range documentsOf(def) {
-		data, err := json.Marshal(doc)
+		line, err := yamltree.Format(doc)
 		if err != nil {
 			return "", fmt.Errorf("format definition: %w", err)
 		}
 		if i > 0 {
 			text.WriteString("\n---\n")
 		}
-		for _, c := range string(data) {
-			if c >= 0x7f && c < 0xa0 || c == 0xfeff || c == 0xfffe || c == 0xffff { // YAML must escape these, JSON not
-				fmt.Fprintf(&text, `\u%04x`, c)
-				continue
-			}
-			text.WriteRune(c)
-		}
+		text.WriteString(line)
 	}
 	text.WriteByte('\n')
 	again, err := ParseKept("definition", text.String())

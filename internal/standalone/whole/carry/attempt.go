@@ -27,6 +27,8 @@ type Attempt struct {
 	// Name is the name of the job, which no other job of the run has. Number counts its attempts from 1.
 	Name   string
 	Number int
+	// Keeps says that the job goes on when the run is cancelled, and Interruptible that a newer run may end it.
+	Keeps, Interruptible bool
 	// Prepared is the job itself.
 	*Prepared
 	// Archives are unpacked one after the other into the empty directory of the job: that of the project, which is always
@@ -38,8 +40,9 @@ type Attempt struct {
 	Stdout, Stderr io.Writer
 	// Started is called when the attempt has its slot. Until then the job counts as waiting.
 	Started func()
-	// Say shows a line about the job. It may be called at any time until Execute has returned.
-	Say func(line string)
+	// Say shows a line about the job, and SayOnce one that is about other jobs, too. They may be called at any time until
+	// Execute has returned.
+	Say, SayOnce func(line string)
 	// Shelf is where the archives of the run are. TempDir is for directories, which are removed when Execute returns.
 	Shelf   Shelf
 	TempDir string
@@ -65,11 +68,23 @@ func (a *Attempt) Patterns() (all []string) {
 	if a.Artifacts.Untracked {
 		return []string{"."}
 	}
-	all = slices.Concat(a.Artifacts.Paths, a.ValueFiles)
-	if a.WithTests {
-		all = append(all, a.Tests...)
+	return slices.Concat(a.Artifacts.Paths, a.Reports())
+}
+
+// PatternsAfter are the Patterns after a job that succeeded, or that failed.
+func (a *Attempt) PatternsAfter(succeeded bool) []string {
+	if a.Artifacts.When.after(succeeded) {
+		return a.Patterns()
 	}
-	return all
+	return a.Reports()
+}
+
+// Reports are those of the patterns that GatherFrom needs after any outcome.
+func (a *Attempt) Reports() []string {
+	if !a.WithTests {
+		return a.ValueFiles
+	}
+	return slices.Concat(a.ValueFiles, a.Tests)
 }
 
 // Gather returns the outcome of an attempt from the directory in which the job has run.

@@ -20,11 +20,16 @@ import (
 // quiet takes the messages of package jobcache, which are about servers.
 var quiet = transfer.Log{To: io.Discard}
 
-// restore restores the caches of a job in its directory, which has only the files of the project, and sets their names.
-// As with GitLab, a cache that cannot be restored is told, and the job runs without it.
-func (l Local) restore(ctx context.Context, dir string, caches []Cache, tell func(string)) error {
-	if l.CachesDir == "" && len(caches) > 0 {
-		tell("caches: there is no directory for them: set HOME")
+// restore restores the caches of an attempt in its directory, which has only the files of the project, and sets their
+// names. As with GitLab, a cache that cannot be restored is told, and the job runs without it.
+func (l Local) restore(ctx context.Context, dir string, a *Attempt) error {
+	caches, tell := a.Caches, a.Say
+	switch err := CacheDir(l.CachesDir).make(); {
+	case len(caches) == 0:
+		return nil
+	case err != nil:
+		a.SayOnce(fmt.Sprintf("caches: there is no directory for them: %v", err))
+		a.Caches = nil
 		return nil
 	}
 	for i := range caches {
@@ -46,15 +51,15 @@ func (l Local) restore(ctx context.Context, dir string, caches []Cache, tell fun
 			case errors.Is(err, jobcache.ErrMiss):
 				continue
 			case err != nil:
-				tell(fmt.Sprintf("cache %.80q is not restored: %v", key, err))
+				tell(fmt.Sprintf("cache %q is not restored: %v", key, err))
 			default:
-				tell(fmt.Sprintf("cache %.80q is restored", key))
+				tell(fmt.Sprintf("cache %q is restored", key))
 			}
 			found = true
 			break
 		}
 		if !found {
-			tell(fmt.Sprintf("cache %.80q does not exist yet", c.Key))
+			tell(fmt.Sprintf("cache %q does not exist yet", c.Key))
 		}
 	}
 	return nil
@@ -110,9 +115,6 @@ func digestOf(ctx context.Context, dir string, patterns []string) (digest string
 
 // save saves the caches of a job that has ended. One that cannot be saved is told.
 func (l Local) save(ctx context.Context, dir string, a *Attempt, report *standalone.Report) error {
-	if l.CachesDir == "" {
-		return nil
-	}
 	for _, c := range a.Caches {
 		if !c.Push || !c.When.holds(report) {
 			continue
@@ -126,11 +128,11 @@ func (l Local) save(ctx context.Context, dir string, a *Attempt, report *standal
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case errors.Is(err, jobcache.ErrNoFiles):
-			a.Say(fmt.Sprintf("cache %.80q is not saved: no file matches", c.Key))
+			a.Say(fmt.Sprintf("cache %q is not saved: no file matches", c.Key))
 		case err != nil:
-			a.Say(fmt.Sprintf("cache %.80q is not saved: %v", c.Key, err))
+			a.Say(fmt.Sprintf("cache %q is not saved: %v", c.Key, err))
 		default:
-			a.Say(fmt.Sprintf("cache %.80q is saved", c.Key))
+			a.Say(fmt.Sprintf("cache %q is saved", c.Key))
 		}
 	}
 	return nil

@@ -20,6 +20,14 @@ type CacheDir string
 // Open makes the directory, and removes caches that were not used for a long time.
 func (d CacheDir) Open(ctx context.Context) error {
 	jobcache.Sweep(ctx, filepath.Dir(string(d)))
+	return d.make()
+}
+
+// make makes the directory.
+func (d CacheDir) make() error {
+	if d == "" {
+		return errors.New("set HOME")
+	}
 	return os.MkdirAll(string(d), 0o700)
 }
 

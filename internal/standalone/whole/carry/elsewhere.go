@@ -41,7 +41,7 @@ func (e *Elsewhere) Find(
 			if ctx.Err() != nil {
 				return nil, context.Cause(ctx)
 			}
-			a.Say(fmt.Sprintf("the job runs without the cache %.80q, whose key cannot be found: %v", c.Key, err))
+			a.Say(fmt.Sprintf("the job runs without the cache %q, whose key cannot be found: %v", c.Key, err))
 			continue
 		}
 		k := Kept{Cache: c}
@@ -63,15 +63,14 @@ func (k *Kept) find(ctx context.Context, a *Attempt, find func(context.Context, 
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case err != nil:
-			a.Say(fmt.Sprintf("cache %.80q is not restored: %v", key, err))
+			a.Say(fmt.Sprintf("cache %q is not restored: %v", key, err))
 			return nil
 		case !found.IsZero():
-			a.Say(fmt.Sprintf("cache %.80q is restored", key))
 			k.Found, k.From = found, key
 			return nil
 		}
 	}
-	a.Say(fmt.Sprintf("cache %.80q does not exist yet", k.Key))
+	a.Say(fmt.Sprintf("cache %q does not exist yet", k.Key))
 	return nil
 }
 
@@ -84,9 +83,9 @@ func (k *Kept) IsSaved() bool { return k.Push && (len(k.Paths) > 0 || k.Untracke
 // Result returns the line about a cache that was saved, or not because of err.
 func Result(key string, err error) string {
 	if err == nil {
-		return fmt.Sprintf("cache %.80q is saved", key)
+		return fmt.Sprintf("cache %q is saved", key)
 	}
-	return fmt.Sprintf("cache %.80q is not saved: %v", key, err)
+	return fmt.Sprintf("cache %q is not saved: %v", key, err)
 }
 
 // name sets the name of a cache.

@@ -33,7 +33,7 @@ func (l Local) Execute(ctx, abort context.Context, a *Attempt) (_ *Outcome, err 
 			return nil, fmt.Errorf("unpack archive %d, of the project or of a needed job: %w", i+1, err)
 		}
 		if i == 0 {
-			err = l.restore(ctx, dir, a.Caches, a.Say)
+			err = l.restore(ctx, dir, a)
 		}
 		if err != nil {
 			return nil, err

@@ -19,9 +19,8 @@ type Prepared struct {
 	// Values returns the values that the job gives to others, whatever its outcome. dir has the files of the job, or only
 	// those that match ValueFiles. An error is shown, and does not change the outcome. May be nil.
 	Values func(dir string, report *standalone.Report) (map[string]string, error)
-	// RunsOn are labels of the machine on which the job wants to run, in the words of its file. A place that does not have
-	// one of them takes the job all the same.
-	RunsOn []string
+	// RunsOn is the machine on which the job wants to run.
+	RunsOn RunsOn
 }
 
 // Artifacts describes files that a job gives to others. The zero value is no files.
