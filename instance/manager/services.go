@@ -127,7 +127,7 @@ func describe[T any](files []*state.File, add func(to *T, f *state.File)) (all [
 	return all
 }
 
-func (f actionFiles) list(ctx context.Context, in state.Files) (all []*state.File, err error) {
+func (f actionFiles) list(ctx context.Context, in string) (all []*state.File, err error) {
 	err = f.persist(ctx, func(ctx context.Context) (err error) {
 		all, err = f.m.store.ListFiles(ctx, in)
 		return err
@@ -197,7 +197,7 @@ var errNamed = errors.New("the file has its name already")
 
 // name names a file that is kept. If there is one of that name, replace decides: it returns nil if that goes.
 func (f actionFiles) name(
-	ctx context.Context, in state.Files, name string, kept *state.File,
+	ctx context.Context, in string, name string, kept *state.File,
 	replace func(context.Context, *state.File) error,
 ) error {
 	for {
@@ -261,7 +261,7 @@ func (f actionFiles) KeepCache(ctx context.Context, project string, c actionserv
 }
 
 // makeRoom removes the names of the least recently used caches of a project, if they are too many.
-func (f actionFiles) makeRoom(ctx context.Context, in state.Files) error {
+func (f actionFiles) makeRoom(ctx context.Context, in string) error {
 	all, err := f.list(ctx, in)
 	if err != nil || len(all) < maxActionCaches {
 		return err
@@ -290,10 +290,9 @@ func (f actionFiles) UseCache(ctx context.Context, project string, c *actionserv
 		if there, err = f.m.files.UseProject(ctx, digest, size); err != nil || !there {
 			return err
 		}
-		in := state.CachesOf(project)
-		file, err := f.m.store.FindFile(ctx, in, cacheName(c))
+		file, err := f.m.store.FindFile(ctx, state.CachesOf(project), cacheName(c))
 		if err == nil && file != nil {
-			err = f.m.store.UseFile(ctx, in, file)
+			err = f.m.store.UseFile(ctx, file)
 		}
 		return err
 	})

@@ -88,7 +88,7 @@ func TestActionsOfAPipelineFindTheirServices(t *testing.T) {
 	require.NoError(t, os.WriteFile(again, nil, 0o600))
 	m = f.start(t)
 	p = m.restOf(id)
-	require.Equal(t, "breaks failed, make success, use skipped (\"breaks\": failure)", jobsOf(p))
+	require.Equal(t, "breaks failed (step \"step_1\"), make success, use skipped (\"breaks\": failure)", jobsOf(p))
 	require.Contains(t, log(p, "breaks"), "a is one\n")
 	require.Contains(t, log(p, "breaks"), `the run has an artifact "a" already`)
 
@@ -269,7 +269,7 @@ func TestWithoutRoomAnArtifactIsRefusedByName(t *testing.T) {
 	p := m.restOf(m.submitPipeline(m.workflowOf(acts("a", noKeys, "keep a "+big, "get a", "keep b "+big+big))))
 	require.Contains(t, m.logOf(p, "a"), "kept a\na is xxx")
 	require.Contains(t, m.logOf(p, "a"), "larger than stepmux accepts")
-	require.Equal(t, "a failed", jobsOf(p))
+	require.Equal(t, "a failed (step \"step_1\")", jobsOf(p))
 
 	open := filepath.Join(t.TempDir(), "open")
 	var held []string

@@ -3,6 +3,7 @@ package actionservices_test
 import (
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -145,4 +146,32 @@ func TestADoorIsForOneJob(t *testing.T) {
 	_, err = dial(one).Read(make([]byte, 1))
 	require.Error(t, err, "the job has ended")
 	s.Door(nil).Close()
+}
+
+// A run that is forgotten leaves no file, of either kind of artifact. Others keep theirs.
+func TestARunThatIsForgottenLeavesNothing(t *testing.T) {
+	dir := t.TempDir()
+	s, url := serve(t, actionservices.Config{Dir: dir})
+	for _, run := range []string{"1", "2"} {
+		token, end := s.Begin(actionservices.Job{Run: run, Name: "a"})
+		c := caller{t, url, token}
+		status, said := c.keep("a", "text")
+		require.Equal(t, http.StatusOK, status, said)
+		_, said = c.do("POST", "/_apis/pipelines/workflows/1/artifacts", []byte(`{"Type":"x","Name":"old"}`))
+		status, _ = c.do("PUT", said["fileContainerResourceUrl"].(string)+"?itemPath=old/f", []byte("abc"),
+			"Content-Range", "bytes 0-2/3")
+		require.Equal(t, http.StatusCreated, status)
+		end()
+	}
+	count := func() int {
+		names, err := os.ReadDir(dir)
+		require.NoError(t, err)
+		return len(names)
+	}
+	require.Equal(t, 4, count())
+	s.Forget(t.Context(), "1")
+	require.Equal(t, 2, count())
+	token, end := s.Begin(actionservices.Job{Run: "2", Name: "b"})
+	defer end()
+	require.Equal(t, "text", caller{t, url, token}.text("a"))
 }

@@ -31,21 +31,22 @@ type File struct {
 // Compare sorts files by their last use.
 func (f *File) Compare(other *File) int { return cmp.Compare(f.revision, other.revision) }
 
-// Files are the files of a pipeline or of a project. Each has a name there.
-type Files struct {
-	prefix string
-	ages   bool // a file goes when it was not used for the age of builds that have ended
-}
+// ArtifactsOf returns the place of the files of a pipeline. They end with its record, after ForgetPipelines. Those of
+// another build are gone after the age of builds that have ended.
+func ArtifactsOf(id string) (place string) { return artifactKey + id + "." }
 
-// ArtifactsOf returns the files of a pipeline. They end with its record, after ForgetPipelines. Those of another build
-// are gone after the age of builds that have ended.
-func ArtifactsOf(id string) Files {
-	return Files{prefix: artifactKey + id + ".", ages: !IsPipeline(id)}
-}
+// CachesOf returns the place of the files of a project. Each is gone when it was not used for the age of builds that
+// have ended.
+func CachesOf(project string) (place string) { return actionCacheKey + hashOf(project) + "." }
 
-// CachesOf returns the files of a project. Each is gone when it was not used for the age of builds that have ended.
-func CachesOf(project string) Files {
-	return Files{prefix: actionCacheKey + hashOf(project) + ".", ages: true}
+// pipelineAt returns the pipeline that has the file of a key, or its place, or "".
+func pipelineAt(key string) string {
+	rest, is := strings.CutPrefix(key, artifactKey)
+	id, _, _ := strings.Cut(rest, ".")
+	if !is || !IsPipeline(id) {
+		return ""
+	}
+	return id
 }
 
 func hashOf(name string) string {
@@ -55,13 +56,13 @@ func hashOf(name string) string {
 
 // PutFile names an archive that is kept. before is the file of that name, as it was found, or nil: if it was changed
 // since, the error is ErrTaken.
-func (s *Store) PutFile(ctx context.Context, in Files, name string, f, before *File) error {
+func (s *Store) PutFile(ctx context.Context, place, name string, f, before *File) error {
 	if before != nil {
-		return s.replaceFile(ctx, in, before, f)
+		return s.replaceFile(ctx, before, f)
 	}
-	key := in.prefix + hashOf(name)
+	key := place + hashOf(name)
 	var options []jetstream.KVCreateOpt
-	if in.ages {
+	if pipelineAt(place) == "" {
 		options = append(options, jetstream.KeyTTL(s.cfg.Keep))
 	}
 	_, err := s.Pipelines.Create(ctx, key, s.key.Seal(key, natscall.Encode(f)), options...)
@@ -75,11 +76,11 @@ func (s *Store) PutFile(ctx context.Context, in Files, name string, f, before *F
 }
 
 // replaceFile puts a file in the place of another one, unless that was changed since it was found.
-func (s *Store) replaceFile(ctx context.Context, in Files, before, f *File) error {
+func (s *Store) replaceFile(ctx context.Context, before, f *File) error {
 	msg := nats.NewMsg("$KV." + pipelinesBucket + "." + before.key)
 	msg.Data = s.key.Seal(before.key, natscall.Encode(f))
 	options := []jetstream.PublishOpt{jetstream.WithExpectLastSequencePerSubject(before.revision)}
-	if in.ages {
+	if pipelineAt(before.key) == "" {
 		options = append(options, jetstream.WithMsgTTL(s.cfg.Keep))
 	}
 	_, err := s.js.PublishMsg(ctx, msg, options...)
@@ -93,8 +94,8 @@ func (s *Store) replaceFile(ctx context.Context, in Files, before, f *File) erro
 }
 
 // UseFile notes the use of a file, as it was found.
-func (s *Store) UseFile(ctx context.Context, in Files, f *File) error {
-	err := s.replaceFile(ctx, in, f, f)
+func (s *Store) UseFile(ctx context.Context, f *File) error {
+	err := s.replaceFile(ctx, f, f)
 	if errors.Is(err, ErrTaken) { // another process has used it
 		return nil
 	}
@@ -102,8 +103,8 @@ func (s *Store) UseFile(ctx context.Context, in Files, f *File) error {
 }
 
 // FindFile returns the file of a name, nil without one.
-func (s *Store) FindFile(ctx context.Context, in Files, name string) (*File, error) {
-	key := in.prefix + hashOf(name)
+func (s *Store) FindFile(ctx context.Context, place, name string) (*File, error) {
+	key := place + hashOf(name)
 	entry, err := s.Pipelines.Get(ctx, key)
 	if errors.Is(err, jetstream.ErrKeyNotFound) {
 		return nil, nil
@@ -115,8 +116,8 @@ func (s *Store) FindFile(ctx context.Context, in Files, name string) (*File, err
 }
 
 // ListFiles returns all files. One that was damaged or forged is left out.
-func (s *Store) ListFiles(ctx context.Context, in Files) (all []*File, err error) {
-	entries, err := natscall.Entries(ctx, s.Pipelines, in.prefix+"*")
+func (s *Store) ListFiles(ctx context.Context, place string) (all []*File, err error) {
+	entries, err := natscall.Entries(ctx, s.Pipelines, place+"*")
 	if err != nil {
 		return nil, err
 	}
@@ -129,8 +130,8 @@ func (s *Store) ListFiles(ctx context.Context, in Files) (all []*File, err error
 }
 
 // RemoveFile removes the file of a name.
-func (s *Store) RemoveFile(ctx context.Context, in Files, name string) error {
-	_, err := s.Purge(ctx, s.Pipelines, in.prefix+hashOf(name), jetstream.WithMsgTTL(recordMark))
+func (s *Store) RemoveFile(ctx context.Context, place, name string) error {
+	_, err := s.Purge(ctx, s.Pipelines, place+hashOf(name), jetstream.WithMsgTTL(recordMark))
 	return err
 }
 
@@ -148,10 +149,9 @@ func (s *Store) readFile(entry jetstream.KeyValueEntry) (*File, error) {
 
 // neededArtifacts adds the archives of the artifacts of pipelines that have not ended.
 func (s *Store) neededArtifacts(ctx context.Context, open map[string]bool, needed map[string]bool) error {
-	all, err := s.ListFiles(ctx, Files{prefix: artifactKey + "*."})
+	all, err := s.ListFiles(ctx, artifactKey+"*.")
 	for _, f := range all {
-		pipeline, _, _ := strings.Cut(strings.TrimPrefix(f.key, artifactKey), ".")
-		if open[pipeline] {
+		if open[pipelineAt(f.key)] {
 			needed[f.Digest] = true
 		}
 	}

@@ -169,7 +169,7 @@ func (s *Store) ForgetPipelines(ctx context.Context, age time.Duration) error {
 			id = PipelineOf(id)
 		case requestKey, jobsKey, groupKey:
 		case artifactKey:
-			if id, _, _ = strings.Cut(id, "."); !IsPipeline(id) {
+			if id = pipelineAt(key); id == "" { // it ages
 				continue
 			}
 		default:

@@ -7,16 +7,26 @@ import { setTimeout } from 'node:timers/promises'
 const { INPUT_DO, INPUT_PACKAGES, ACTIONS_RUNTIME_TOKEN, ACTIONS_RESULTS_URL } = process.env
 const headers = { authorization: 'Bearer ' + ACTIONS_RUNTIME_TOKEN, 'content-type': 'application/json' }
 
+// As the clients do, it tries again when the connection ends, as with the manager.
+async function fetchAgain(at, options, tries = 100) {
+  try {
+    return await fetch(at, options)
+  } catch (err) {
+    if (!err.cause || tries === 1) throw err
+    await setTimeout(20)
+    return fetchAgain(at, options, tries - 1)
+  }
+}
 async function call(service, method, body) {
   const at = new URL('/twirp/github.actions.results.api.v1.' + service + '/' + method, ACTIONS_RESULTS_URL)
-  return (await fetch(at, { method: 'POST', headers, body: JSON.stringify(body) })).json()
+  return (await fetchAgain(at, { method: 'POST', headers, body: JSON.stringify(body) })).json()
 }
 async function put(url, text) {
-  const answer = await fetch(url, { method: 'PUT', body: text, headers: { 'x-ms-blob-type': 'BlockBlob' } })
+  const answer = await fetchAgain(url, { method: 'PUT', body: text, headers: { 'x-ms-blob-type': 'BlockBlob' } })
   if (answer.status !== 201) throw new Error(await answer.text())
 }
 async function get(url) {
-  const answer = await fetch(url)
+  const answer = await fetchAgain(url)
   return answer.status === 200 ? answer.text() : 'gone: ' + (await answer.json()).msg
 }
 const load = async name => import(path.join(INPUT_PACKAGES, 'node_modules', name, 'lib', name.split('-')[0] + '.js'))
