@@ -39,6 +39,9 @@ func (p *PipelineRun) Enter(
 		id: state.PipelineBuildID(p.id, t.Job, p.round(t.Job), 1),
 	}
 	at, err := g.wait(ctx, tell)
+	if err != nil && ctx.Err() == nil && p.ends(t.Keeps) {
+		err = ErrLeftGroup
+	}
 	if err != nil && p.life.Err() == nil {
 		err = errors.Join(err, g.leave(state.Gone)) //nolint:contextcheck // ctx has ended
 	}
@@ -91,6 +94,11 @@ func (g *turn) wait(ctx context.Context, tell func(holder string)) (at state.Pla
 			tell(state.PipelineOf(holder))
 		}
 		return more, err
+	}
+	if !g.p.ends(g.Keeps) {
+		var free func()
+		ctx, free = g.p.bound(ctx, PipelineAttempt{Keeps: g.Keeps})
+		defer free()
 	}
 	if more, err := step(); !more || err != nil {
 		return at, err
