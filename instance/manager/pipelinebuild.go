@@ -96,7 +96,11 @@ func (p *PipelineRun) ends(keeps bool) bool {
 }
 
 // IsRedundant reports whether a newer pipeline ends the interruptible jobs of this one.
-func (p *PipelineRun) IsRedundant() bool { return errors.Is(context.Cause(p.redundant), errRedundant) }
+func (p *PipelineRun) IsRedundant() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.rec.Redundant
+}
 
 // record returns the record of a build, which it makes. It returns nil if the build has not begun and shall not.
 func (p *PipelineRun) record(ctx context.Context, id string, a PipelineAttempt) (rec *state.Record, err error) {

@@ -518,8 +518,8 @@ func (p *PipelineRun) Replaced() string {
 	return p.rec.Replaced
 }
 
-// Began reports whether a job had begun before Carry, and, if not, whether the pipeline was cancelled before it has. The
-// names of its builds begin with that of the job.
+// Began reports whether a job had begun before Carry, and, if not, whether the pipeline was cancelled before it has.
+// The names of its builds begin with that of the job.
 func (p *PipelineRun) Began(job string) (began, cut bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
