@@ -74,8 +74,9 @@ type Job struct {
 	// Artifacts are collected when the job has ended, even if it failed, and before Execute returns. A cancelled job
 	// has none. If they cannot be collected, a job that had succeeded fails. May be nil.
 	Artifacts *files.Artifacts
-	// Services are those for the job's actions. May be nil.
-	Services *Services
+	// Services, if not nil, registers the job at the services for its actions. It is called when a step runner is there,
+	// and again if the job begins on another VM. end is called before Execute returns. The error ends the build.
+	Services func() (_ *Services, end func(), err error)
 	// Caches, if not nil, returns the caches of the job. It is called when a step runner is there, before the Project is
 	// unpacked, and again if the job begins on another VM. Archives to unpack need a Project. The error ends the build.
 	Caches func(ctx context.Context) (files.Caches, error)
@@ -309,7 +310,12 @@ func (b *build) execute(
 		}
 	}
 	if job.Services != nil {
-		stop, err := e.serveServices(ctx, calls, pb.NewReachClient(client))
+		services, unregister, err := job.Services()
+		if err != nil {
+			return Result{}, err, err
+		}
+		defer unregister()
+		stop, err := e.serveServices(ctx, calls, pb.NewReachClient(client), services)
 		if err != nil {
 			return Result{}, err, err
 		}

@@ -32,9 +32,11 @@ const (
 )
 
 // serveServices lets the job reach its services until stop is called, and adds their address to the job.
-func (e *execution) serveServices(ctx, calls context.Context, rpc pb.ReachClient) (stop func(), err error) {
+func (e *execution) serveServices(
+	ctx, calls context.Context, rpc pb.ReachClient, of *Services,
+) (stop func(), err error) {
 	own, end := context.WithCancel(calls)
-	r := &reaching{rpc: rpc, take: e.job.Services.Take, slots: make(chan struct{}, maxCarried)}
+	r := &reaching{rpc: rpc, take: of.Take, slots: make(chan struct{}, maxCarried)}
 	address, failed := make(chan string, 1), make(chan error, 1)
 	r.wg.Go(func() {
 		failed <- retryFor(own, e.patience, func() (bool, error) { return r.listen(own, address) })
@@ -45,7 +47,7 @@ func (e *execution) serveServices(ctx, calls context.Context, rpc pb.ReachClient
 	}
 	select {
 	case at := <-address:
-		e.job.Job = e.job.With(&pb.Job{Services: &pb.ActionServices{Url: "http://" + at, Token: e.job.Services.Token}})
+		e.job.Job = e.job.With(&pb.Job{Services: &pb.ActionServices{Url: "http://" + at, Token: of.Token}})
 		return stop, nil
 	case <-ctx.Done():
 		err = context.Cause(ctx)

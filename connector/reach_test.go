@@ -41,6 +41,11 @@ func (s *reachingServer) Follow(req *pb.FollowRequest, stream grpc.ServerStreami
 	return s.endedJob.Follow(req, stream)
 }
 
+// always returns services without an end.
+func always(s *Services) func() (*Services, func(), error) {
+	return func() (*Services, func(), error) { return s, func() {}, nil }
+}
+
 // handed is a listener for the connections that Services.Take gets.
 type handed struct {
 	conns chan net.Conn
@@ -89,7 +94,10 @@ func executeReaching(t *testing.T, services *Services, job func(url string)) {
 	s.last = &pb.JobState{Status: pb.JobState_suceeded} //nolint:misspell // the published spelling
 	c := connectTo(t, s)
 	defer s.Close()
-	result, err := c.Execute(sshtest.Within(t), Job{Job: &pb.Job{Script: "true"}, Services: services}, io.Discard)
+	ended := 0
+	register := func() (*Services, func(), error) { return services, func() { ended++ }, nil }
+	result, err := c.Execute(sshtest.Within(t), Job{Job: &pb.Job{Script: "true"}, Services: register}, io.Discard)
+	require.Equal(t, 1, ended)
 	require.NoError(t, err)
 	require.Equal(t, Succeeded, result.Status)
 	require.Equal(t, token, s.asked.GetJob().GetServices().GetToken())
@@ -210,7 +218,8 @@ func TestThePortStaysWhenTheLinkBreaks(t *testing.T) {
 			}
 		}
 	}
-	_, err := connectTo(t, s).Execute(sshtest.Within(t), Job{Job: &pb.Job{Script: "true"}, Services: services}, io.Discard)
+	job := Job{Job: &pb.Job{Script: "true"}, Services: always(services)}
+	_, err := connectTo(t, s).Execute(sshtest.Within(t), job, io.Discard)
 	require.NoError(t, err)
 }
 
@@ -247,7 +256,8 @@ func TestAHostileStepRunnerOpensNoMoreThanTheBound(t *testing.T) {
 		_, _ = io.Copy(io.Discard, conn)
 		conn.Close()
 	}}
-	_, err := connectTo(t, s).Execute(sshtest.Within(t), Job{Job: &pb.Job{Script: "true"}, Services: services}, io.Discard)
+	job := Job{Job: &pb.Job{Script: "true"}, Services: always(services)}
+	_, err := connectTo(t, s).Execute(sshtest.Within(t), job, io.Discard)
 	require.NoError(t, err)
 	require.LessOrEqual(t, most, maxCarried)
 }
@@ -255,7 +265,8 @@ func TestAHostileStepRunnerOpensNoMoreThanTheBound(t *testing.T) {
 func TestAnOlderStepRunnerHasNoServices(t *testing.T) {
 	s := &endedJob{}
 	services := &Services{Token: token, Take: func(conn net.Conn) { conn.Close() }}
-	_, err := connectTo(t, s).Execute(sshtest.Within(t), Job{Job: &pb.Job{Script: "true"}, Services: services}, io.Discard)
+	job := Job{Job: &pb.Job{Script: "true"}, Services: always(services)}
+	_, err := connectTo(t, s).Execute(sshtest.Within(t), job, io.Discard)
 	require.ErrorAs(t, err, new(*RequestError))
 	require.ErrorContains(t, err, "too old for the services of actions: install this version there")
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/stepmux/stepmux/internal/endsignal"
+	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/internal/standalone/actionmirror"
 	"github.com/stepmux/stepmux/internal/termtext"
 )
@@ -41,10 +42,17 @@ Standard output has a line for each action: its reference and its commit. It use
 			if err != nil {
 				return err
 			}
+			src.WorkDir = "."
+			var locked map[string]string
+			if src.Format == standalone.GitHub {
+				if locked, err = standalone.LockedCommits(src); err != nil {
+					return err
+				}
+			}
 			ctx, _, stop := endings(cmd.Context(), endsignal.All...)
 			defer stop()
 			none, shown := true, error(nil)
-			err = actionmirror.Fill(ctx, server, dir, ".", uses, func(a actionmirror.Action) {
+			err = actionmirror.Fill(ctx, server, dir, ".", uses, locked, func(a actionmirror.Action) {
 				none = false
 				_, err := fmt.Fprintln(cmd.OutOrStdout(), termtext.Text(a.Uses), a.Commit)
 				shown = cmp.Or(shown, err)

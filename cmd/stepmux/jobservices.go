@@ -6,7 +6,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 
 	"github.com/stepmux/stepmux/connector"
@@ -14,7 +13,7 @@ import (
 	"github.com/stepmux/stepmux/internal/boundedhttp"
 	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/internal/standalone/checkout"
-	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
+	"github.com/stepmux/stepmux/internal/standalone/githubpipeline"
 	"github.com/stepmux/stepmux/remote/jobcache"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
@@ -30,9 +29,8 @@ type jobServices struct {
 	open   func() error           // begins the services, once
 	listen func() (string, error) // listens on the loopback interface, once, and returns the URL
 	temp   *tempDir
-	taken  *takenConns
 	server *actionservices.Server
-	http   []*boundedhttp.Server
+	http   *boundedhttp.Server // nil before listen
 }
 
 // newJobServices returns the services for a workflow, or nil if no job of it can use an action.
@@ -40,28 +38,22 @@ func newJobServices(ctx context.Context, src standalone.Source) *jobServices {
 	if src.Format != standalone.GitHub || !bytes.Contains(src.Text, []byte("uses")) {
 		return nil
 	}
-	s := &jobServices{ctx: ctx, scopes: cacheScopes(src.Predefined)}
+	return servicesOf(ctx, src)
+}
+
+// usesActions reports whether steps are those of a workflow's job, which may use actions.
+func usesActions(steps []byte) bool {
+	return bytes.Contains(steps, []byte("builtin://github/job")) && bytes.Contains(steps, []byte("uses"))
+}
+
+// servicesOf returns the services for jobs of the project and the commit of src.
+func servicesOf(ctx context.Context, src standalone.Source) *jobServices {
+	s := &jobServices{ctx: ctx, scopes: githubpipeline.CacheScopes(src)}
 	s.open, s.listen = sync.OnceValue(s.begin), sync.OnceValues(s.beginHere)
 	if base, err := os.UserCacheDir(); err == nil {
 		s.caches = engine.CachesOf(base, engine.LocalProject(checkout.Repository(ctx, src.WorkDir)))
 	}
 	return s
-}
-
-// cacheScopes returns the references whose caches a job finds, as with GitHub: its own and the default branch.
-func cacheScopes(vars []gitlabci.Variable) (scopes []string) {
-	for _, of := range []struct{ name, prefix string }{
-		{"CI_COMMIT_TAG", "refs/tags/"}, {"CI_COMMIT_BRANCH", "refs/heads/"}, {"CI_DEFAULT_BRANCH", "refs/heads/"},
-	} {
-		i := slices.IndexFunc(vars, func(v gitlabci.Variable) bool { return v.Name == of.name && v.Value != "" })
-		if i < 0 {
-			continue
-		}
-		if ref := of.prefix + vars[i].Value; !slices.Contains(scopes, ref) {
-			scopes = append(scopes, ref)
-		}
-	}
-	return scopes
 }
 
 // begin begins the services.
@@ -74,8 +66,6 @@ func (s *jobServices) begin() (err error) {
 		return err
 	}
 	s.server = actionservices.New(actionservices.Config{Dir: dir, Caches: s.caches})
-	s.taken = newTakenConns()
-	s.http = append(s.http, boundedhttp.ServeFiles(s.taken, s.server, nil))
 	return nil
 }
 
@@ -85,22 +75,25 @@ func (s *jobServices) beginHere() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	s.http = append(s.http, boundedhttp.ServeFiles(listener, s.server, nil))
+	s.http = boundedhttp.ServeFiles(listener, s.server, nil)
 	return "http://" + listener.Addr().String(), nil
 }
 
-// register registers a job, and returns its token and a function for its end; see [actionservices.Server].
-func (s *jobServices) register() (token string, end func() (made bool), err error) {
+// wholeRun is the run of the jobs of a whole workflow, and of a job by itself.
+const wholeRun = "1"
+
+// register registers a job of a run, and returns its token and a function for its end; see [actionservices.Server].
+func (s *jobServices) register(run string) (token string, end func() (made bool), err error) {
 	if err := s.open(); err != nil {
 		return "", nil, err
 	}
-	token, end = s.server.Begin(actionservices.Job{Run: "1", Name: "job", Scopes: s.scopes})
+	token, end = s.server.Begin(actionservices.Job{Run: run, Name: "job", Scopes: s.scopes})
 	return token, end, nil
 }
 
 // ofJobHere registers a job on this machine itself; see [standalone.Config].
 func (s *jobServices) ofJobHere() (_ engine.Services, end func() (made bool), err error) {
-	token, end, err := s.register()
+	token, end, err := s.register(wholeRun)
 	if err != nil {
 		return engine.Services{}, nil, err
 	}
@@ -111,22 +104,50 @@ func (s *jobServices) ofJobHere() (_ engine.Services, end func() (made bool), er
 	return engine.Services{URL: url, Token: token}, end, err
 }
 
-// of registers a job on a VM or in a container. A nil s has no services.
-func (s *jobServices) of() (_ *connector.Services, end func() (made bool), err error) {
+// of returns the services for a job on a VM or in a container, as for [connector.Job]. made is set if the job makes
+// artifacts. A nil s has no services.
+func (s *jobServices) of(made *bool) func() (*connector.Services, func(), error) {
 	if s == nil {
-		return nil, func() bool { return false }, nil
+		return nil
 	}
-	token, end, err := s.register()
-	if err != nil {
-		return nil, nil, err
+	return func() (*connector.Services, func(), error) {
+		token, end, err := s.register(wholeRun)
+		if err != nil {
+			return nil, nil, err
+		}
+		services, closeDoor := s.door(token)
+		return services, func() {
+			closeDoor()
+			*made = end() || *made
+		}, nil
 	}
-	return &connector.Services{Token: token, Take: s.taken.take}, end, nil
+}
+
+// alone is of for a build that has a run for itself: nothing else finds its artifacts, which end with it.
+func (s *jobServices) alone(build string) func() (*connector.Services, func(), error) {
+	return func() (*connector.Services, func(), error) {
+		token, end, err := s.register(build)
+		if err != nil {
+			return nil, nil, err
+		}
+		services, closeDoor := s.door(token)
+		return services, func() {
+			closeDoor()
+			end()
+			s.server.Forget(s.ctx, build)
+		}, nil
+	}
+}
+
+func (s *jobServices) door(token string) (*connector.Services, func()) {
+	door := s.server.Door(nil)
+	return &connector.Services{Token: token, Take: door.Take}, door.Close
 }
 
 // close ends the services, and removes the artifacts.
 func (s *jobServices) close() (err error) {
-	for _, server := range s.http {
-		server.Close()
+	if s.http != nil {
+		s.http.Close()
 	}
 	if s.server != nil {
 		s.server.Close()
@@ -139,42 +160,3 @@ func (s *jobServices) close() (err error) {
 	}
 	return err
 }
-
-// takenConns is a listener whose connections others have accepted.
-type takenConns struct {
-	conns chan net.Conn
-	done  chan struct{}
-	close sync.Once
-}
-
-func newTakenConns() *takenConns {
-	return &takenConns{conns: make(chan net.Conn), done: make(chan struct{})}
-}
-
-// take passes a connection to Accept, or closes it if the listener is closed.
-func (l *takenConns) take(conn net.Conn) {
-	select {
-	case l.conns <- conn:
-	case <-l.done:
-		conn.Close()
-	}
-}
-
-// Accept implements net.Listener.
-func (l *takenConns) Accept() (net.Conn, error) {
-	select {
-	case conn := <-l.conns:
-		return conn, nil
-	case <-l.done:
-		return nil, net.ErrClosed
-	}
-}
-
-// Close implements net.Listener.
-func (l *takenConns) Close() error {
-	l.close.Do(func() { close(l.done) })
-	return nil
-}
-
-// Addr implements net.Listener. There is no address: each job has one of its own.
-func (l *takenConns) Addr() net.Addr { return &net.UnixAddr{Net: "unix"} }

@@ -233,17 +233,14 @@ func (f *localFlags) executeContained(
 		return nil, err
 	}
 	defer removeTrace()
-	services, made, err := f.services.of()
-	if err != nil {
-		return nil, err
-	}
+	made := false
 	defer func() {
-		if passing := made(); report != nil {
-			report.Passing = passing
+		if report != nil {
+			report.Passing = made
 		}
 	}()
 	var traced error
-	job.Services, job.Stderr, job.Trace = services, cfg.Stderr, file
+	job.Services, job.Stderr, job.Trace = f.services.of(&made), cfg.Stderr, file
 	job.OnTrace = func(err error) { traced = file.end(err) }
 	job.OnStep = func(e connector.StepEvent) { observe(e, cfg.Observe) }
 	result, err := b.Execute(ctx, job, cfg.Stdout)

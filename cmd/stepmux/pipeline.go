@@ -288,6 +288,16 @@ func (r *jobReader) ofProject(src *standalone.Source) (err error) {
 	return nil
 }
 
+// checkout returns a source without a text that has the project, its commit and the variables.
+func (r *jobReader) checkout() standalone.Source {
+	src := standalone.Source{WorkDir: r.project, Vars: r.given}
+	if dir, err := filepath.Abs(r.project); err == nil {
+		src.WorkDir = dir
+	}
+	addCheckout(r.ctx, &src, src.WorkDir)
+	return src
+}
+
 // pipeline reads a job of a .gitlab-ci.yml, with all its parallel builds.
 func (r *jobReader) pipeline(src standalone.Source) (jobs []runJob, err error) {
 	if err := r.ofProject(&src); err != nil {

@@ -17,7 +17,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/stepmux/stepmux/connector"
-	"github.com/stepmux/stepmux/connector/files"
 	"github.com/stepmux/stepmux/connector/place"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
@@ -174,6 +173,10 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 		return cmp.Or(withCode(endsignal.Code(ctx), nil), err)
 	}
 	defer given.project.Close()
+	if slices.ContainsFunc(given.jobs, func(j runJob) bool { return usesActions(j.Steps) }) {
+		given.services = servicesOf(cmd.Context(), reader.checkout())
+		defer func() { err = errors.Join(err, given.services.close()) }()
+	}
 	return f.shown(ctx, abort, cmd, func(ctx context.Context, report *reporter) error {
 		return f.runJobs(ctx, abort, given, report)
 	})
@@ -237,6 +240,7 @@ type runInput struct {
 	inContainers bool // at least one of the jobs
 	bootstrap    []*program.Binary
 	project      *packed
+	services     *jobServices // nil if no job has actions
 }
 
 // runJobs runs the jobs on the VMs, which it connects to, and returns the exit code of the run as an error.
@@ -253,7 +257,7 @@ func (f *runFlags) runJobs(ctx, abort context.Context, given runInput, report *r
 	report.watch(total, vms.provider.Stat)
 	all := f.batch(vms, report)
 	//nolint:contextcheck // provenance is signed when a build has ended, also after ctx
-	all.Builds = f.batchBuilds(given.jobs, vms.places, given.project.archive(), report)
+	all.Builds = f.batchBuilds(given, vms.places, report)
 	all.Timeout, all.MaxFailures = f.timeout, f.maxFailures
 	reports := batch.Run(ctx, abort, vms.provider, all)
 	report.summary(reports, vms.provider.Stat())
@@ -286,12 +290,11 @@ func (f *runFlags) patience() time.Duration {
 
 // batchBuilds returns all builds of the run. Their IDs begin with a random prefix, because other runs may use the same
 // VMs.
-func (f *runFlags) batchBuilds(
-	jobs []runJob, places []string, project *files.Project, report *reporter,
-) []batch.Build {
+func (f *runFlags) batchBuilds(given runInput, places []string, report *reporter) []batch.Build {
 	var prefix [3]byte
 	_, _ = rand.Read(prefix[:]) // never fails
 	var builds []batch.Build
+	jobs, project := given.jobs, given.project.archive()
 	combinations := f.combinations()
 	of := f.builds * len(combinations) * len(places)
 	say := report.say
@@ -312,6 +315,9 @@ func (f *runFlags) batchBuilds(
 				"CI": "true", "CI_JOB_ID": id, "CI_NODE_INDEX": strconv.Itoa(n + 1), "CI_NODE_TOTAL": strconv.Itoa(of),
 			}}).With(j.Job.Job).With(over)
 			job.Project, job.Artifacts = project, f.artifactsFor(f.artifactsDir, id, say)
+			if given.services != nil && usesActions(job.Steps) {
+				job.Services = given.services.alone(id)
+			}
 			name := j.name
 			for _, v := range values {
 				job.Env[v.Key] = v.Value

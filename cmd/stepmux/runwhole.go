@@ -243,28 +243,28 @@ func (v *onVMs) Execute(ctx, abort context.Context, a *carry.Attempt) (*carry.Ou
 		started(build, on)
 		a.Started()
 	}
-	report, err := v.runOne(ctx, abort, one, a.Outputs)
+	report, err := v.runOne(ctx, abort, one, a)
 	if err != nil {
 		return nil, err
 	}
 	return a.GatherFrom(ctx, packed, report)
 }
 
-// runOne runs the only build of a batch. outputs says that its outputs are wanted.
-func (v *onVMs) runOne(ctx, abort context.Context, one batch.Batch, outputs bool) (*standalone.Report, error) {
+// runOne runs the only build of a batch, that of an attempt.
+func (v *onVMs) runOne(
+	ctx, abort context.Context, one batch.Batch, a *carry.Attempt,
+) (*standalone.Report, error) {
 	var values map[string]string
 	var masked []string
 	job := &one.Builds[0].Job
-	if outputs {
+	if a.Outputs {
 		job.OnOutputs = func(given map[string]string, hidden []string) { values, masked = given, hidden }
 	}
-	services, made, err := v.services.of()
-	if err != nil {
-		return nil, err
+	made := false
+	if a.Services {
+		job.Services = v.services.of(&made)
 	}
-	job.Services = services
 	ended := batch.Run(ctx, abort, v.vms.provider, one)[0]
-	passing := made()
 	v.mu.Lock()
 	v.reports = append(v.reports, ended)
 	v.mu.Unlock()
@@ -274,7 +274,7 @@ func (v *onVMs) runOne(ctx, abort context.Context, one batch.Batch, outputs bool
 	report := reportOnVM(ended)
 	report.Steps = v.stepsOf(one.Builds[0].ID)
 	report.SetStepOutputs(values, masked)
-	report.Passing = passing
+	report.Passing = made
 	return report, nil
 }
 

@@ -29,6 +29,7 @@ import (
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/pause"
+	"github.com/stepmux/stepmux/internal/standalone/githubpipeline"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
@@ -337,6 +338,12 @@ func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
 	}
 	dir, _ := filepath.Split(strings.ToValidUTF8(args[0], "?"))
 	req := f.request(jobs[0], strings.TrimPrefix(jobs[0].name, dir))
+	if usesActions(jobs[0].Steps) {
+		src := reader.checkout()
+		req.Services = &pb.BuildServices{
+			Project: repositoryOf(cmd.Context(), src), Scopes: githubpipeline.CacheScopes(src),
+		}
+	}
 	if _, err := proto.Marshal(req); err != nil { // as of text that is not UTF-8: gRPC would call that its own failure
 		return fmt.Errorf("%s: it cannot be sent to the manager: %w", args[0], err)
 	}

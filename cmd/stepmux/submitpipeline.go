@@ -16,6 +16,7 @@ import (
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/standalone"
 	"github.com/stepmux/stepmux/internal/standalone/checkout"
+	"github.com/stepmux/stepmux/internal/standalone/githubpipeline"
 	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
 	"github.com/stepmux/stepmux/internal/standalone/managed"
 	"github.com/stepmux/stepmux/internal/standalone/whole"
@@ -148,6 +149,9 @@ func (f *submitFlags) pipelineRequest(
 		Source: source, Choice: choice, Options: f.options().With(&stepmuxv1.Job{Variables: jobVars(src.Vars)}),
 		Labels: f.labels, RetryLost: f.retry == "lost", Slots: int32(min(f.whole.jobs, 1<<20)),
 		Repository: repositoryOf(cmd.Context(), src), InImage: reader.inImage,
+	}
+	if src.Format == standalone.GitHub {
+		req.Services = &pb.BuildServices{Scopes: githubpipeline.CacheScopes(src)}
 	}
 	if _, err := proto.Marshal(req); err != nil { // as of text that is not UTF-8: gRPC would call that its own failure
 		return nil, nil, fmt.Errorf("%s: it cannot be sent to the manager: %w", file, err)

@@ -310,7 +310,7 @@ func (m *Manager) work(b *build) connector.Job {
 	job := connector.Job{
 		Job: (&stepmuxv1.Job{Env: map[string]string{"CI": "true", "CI_JOB_ID": b.ID}}).With(b.asked.GetJob()).
 			With(&stepmuxv1.Job{Steps: b.where.steps}),
-		Artifacts: m.artifacts(b.ID, b.asked), Caches: m.caches(b),
+		Artifacts: m.artifacts(b.ID, b.asked), Caches: m.caches(b), Services: m.servicesOf(b),
 	}
 	if archives := m.archives(b.asked); len(archives) > 0 {
 		job.Project, job.Overlays = archives[0], archives[1:]

@@ -523,3 +523,15 @@ func (m *Manager) SaveCache(t *testing.T, id string) string {
 	require.NoError(t, err)
 	return all.After[0].Save(t.Context(), file, nil)
 }
+
+// KeptArtifacts returns how many artifacts of actions a pipeline has.
+func (m *Manager) KeptArtifacts(t *testing.T, pipeline string) int {
+	all, err := actionFiles{m}.Artifacts(t.Context(), pipeline)
+	require.NoError(t, err)
+	return len(all)
+}
+
+// RemovePipeline removes the record of a pipeline, as its age does.
+func (m *Manager) RemovePipeline(t *testing.T, id string) {
+	require.NoError(t, m.store.Pipelines.Purge(t.Context(), "record."+id))
+}

@@ -39,6 +39,7 @@ func (m *Manager) sweepFiles() {
 		case <-m.takes.Done():
 			return
 		}
+		m.services.Sweep()
 		if err := m.files.Sweep(m.takes, 0); err != nil && m.takes.Err() == nil {
 			m.cfg.Logger.Warn("cannot remove the files of builds that have ended", "error", err)
 		}

@@ -8,8 +8,10 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -105,13 +107,21 @@ func TestWhatAKilledManagerWasGettingTakesNoRoom(t *testing.T) {
 // archive returns an archive with one file, and its digest.
 func archive(t *testing.T, name, content string) (text []byte, digest string) {
 	t.Helper()
+	return archiveOf(t, map[string]string{name: content})
+}
+
+// archiveOf packs files, by their names.
+func archiveOf(t *testing.T, files map[string]string) (text []byte, digest string) {
+	t.Helper()
 	var packed bytes.Buffer
 	z, err := zstd.NewWriter(&packed)
 	require.NoError(t, err)
 	w := tar.NewWriter(z)
-	require.NoError(t, w.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(content))}))
-	_, err = io.WriteString(w, content)
-	require.NoError(t, err)
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		require.NoError(t, w.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(files[name]))}))
+		_, err = io.WriteString(w, files[name])
+		require.NoError(t, err)
+	}
 	require.NoError(t, w.Close())
 	require.NoError(t, z.Close())
 	sum := sha256.Sum256(packed.Bytes())

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stepmux/stepmux/instance/manager/archive"
 	"github.com/stepmux/stepmux/instance/manager/state"
+	"github.com/stepmux/stepmux/internal/actionservices"
 )
 
 const (
@@ -34,6 +35,8 @@ type Manager struct {
 	takes  context.Context // ends when no more builds are taken
 	stop   context.CancelFunc
 	closed sync.Once
+
+	services *actionservices.Server // for the actions of workflows
 
 	backlog backlog
 	leases  leases
@@ -79,6 +82,9 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 	m.leases.all = map[string]*lease{}
 	m.fleet = fleetOf(m)
 	if m.files, err = m.store.OpenFiles(ctx); err == nil {
+		err = m.openServices() //nolint:contextcheck // requests have contexts of their own
+	}
+	if err == nil {
 		err = m.fleet.join(ctx)
 	}
 	if err == nil {

@@ -150,6 +150,11 @@ func (p *PipelineRun) complete(ctx context.Context, req *pb.SubmitRequest, job s
 		req.Pipeline = &pb.PipelineBuild{}
 	}
 	req.Pipeline.Id, req.Pipeline.Job = p.id, job
+	if s := req.GetServices(); s != nil {
+		req.Services = &pb.BuildServices{
+			Project: p.asked.GetRepository(), Scopes: s.GetScopes(), Attempt: p.attempt(),
+		}
+	}
 	req.Project, req.ProjectBytes = p.asked.GetProject(), p.asked.GetProjectBytes()
 	if req.Labels == nil {
 		req.Labels = map[string]string{}

@@ -589,6 +589,16 @@ func (p *PipelineRun) Dir() (string, error) {
 	return os.MkdirTemp(dir, p.id+"-")
 }
 
+// attempt returns how often the pipeline was run again by a retry, as far as that ran some job again.
+func (p *PipelineRun) attempt() (n int32) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, times := range p.rec.Rounds {
+		n += int32(times) // each is a retry
+	}
+	return n
+}
+
 // round returns how often a job was run again by a retry.
 func (p *PipelineRun) round(job string) int {
 	p.mu.Lock()

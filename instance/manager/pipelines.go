@@ -115,6 +115,9 @@ func (m *Manager) submitPipeline(ctx context.Context, req *pb.SubmitPipelineRequ
 	}); err != nil {
 		return "", status.Error(codes.InvalidArgument, err.Error())
 	}
+	if err := checkServices(req.GetServices()); err != nil {
+		return "", err
+	}
 	project := &pb.SubmitRequest{Project: req.GetProject(), ProjectBytes: req.GetProjectBytes()}
 	if err := m.checkFiles(ctx, project); err != nil {
 		return "", err

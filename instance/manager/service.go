@@ -71,6 +71,9 @@ func (s *service) Submit(ctx context.Context, req *pb.SubmitRequest) (*pb.Submit
 		return nil, status.Error(codes.InvalidArgument, "the request has fields that this manager does not know: use the "+
 			"same version of stepmux for both")
 	}
+	if err := checkServices(req.GetServices()); err != nil {
+		return nil, err
+	}
 	if (len(req.GetJob().GetSteps()) > 0) == (req.GetJob().GetScript() != "") {
 		return nil, status.Error(codes.InvalidArgument, "the request has neither steps nor a script, or both")
 	}

@@ -138,7 +138,7 @@ func TestANeighbourWithoutTheTokenIsRefused(t *testing.T) {
 		"POST " + v1 + "caches/1",
 		"GET /_apis/pipelines/workflows/1/artifacts", "POST /_apis/pipelines/workflows/1/artifacts",
 		"PATCH /_apis/pipelines/workflows/1/artifacts", "PUT /containers/1?itemPath=a", "GET /containers/1",
-		"GET /containers/1/1", "GET /artifacts/1", "PUT /uploads/1", "GET /caches/x",
+		"GET /containers/1/1", "GET /artifacts/1", "PUT /uploads/1", "GET /caches/x/1",
 		"PUT " + strings.TrimPrefix(strings.Replace(to, "sig=", "sig=0", 1), url),
 		"PUT " + strings.TrimPrefix(strings.Replace(to, "/uploads/1", "/uploads/2", 1), url),
 	}
@@ -168,8 +168,8 @@ func TestAJobCannotWriteToTheUploadOfAnother(t *testing.T) {
 	defer end()
 	status, said := caller{t, url, first}.do("POST", v1+"caches", []byte(`{"key":"k","version":"v"}`))
 	require.Equal(t, http.StatusCreated, status)
-	require.Equal(t, 1.0, said["cacheId"])
-	status, _ = caller{t, url, second}.do("PATCH", v1+"caches/1", []byte("abc"), "Content-Range", "bytes 0-2/*")
+	at := v1 + "caches/" + toText(t, said["cacheId"])
+	status, _ = caller{t, url, second}.do("PATCH", at, []byte("abc"), "Content-Range", "bytes 0-2/*")
 	require.Equal(t, http.StatusNotFound, status)
 	status, said = caller{t, url, second}.do("POST", v1+"caches", []byte(`{"key":"k","version":"v"}`))
 	require.Equal(t, http.StatusConflict, status)
@@ -182,25 +182,26 @@ func TestAJobCannotWriteToTheUploadOfAnother(t *testing.T) {
 func TestRangesThatOverlapOrLieStoreNothing(t *testing.T) {
 	dir := t.TempDir()
 	c := begin(t, actionservices.Config{Caches: filepath.Join(dir, "c")}, "refs/heads/main")
-	status, _ := c.do("POST", v1+"caches", []byte(`{"key":"k","version":"v","cacheSize":10}`))
+	status, said := c.do("POST", v1+"caches", []byte(`{"key":"k","version":"v","cacheSize":10}`))
 	require.Equal(t, http.StatusCreated, status)
+	at := v1 + "caches/" + toText(t, said["cacheId"])
 	for _, of := range []string{
 		"bytes 0-3/*", "bytes 1-2/*", "bytes 3-2/*", "bytes -1-1/*", "bytes a-b/*", "0-2",
 		"bytes 9223372036854775806-9223372036854775807/*",
 		"bytes 0-2/2",
 	} {
-		status, said := c.do("PATCH", v1+"caches/1", []byte("abc"), "Content-Range", of)
+		status, said := c.do("PATCH", at, []byte("abc"), "Content-Range", of)
 		require.Contains(t, []int{http.StatusBadRequest, http.StatusRequestEntityTooLarge}, status, "%s: %v", of, said)
 	}
 	put := func(of, text string) int {
-		status, _ := c.do("PATCH", v1+"caches/1", []byte(text), "Content-Range", of)
+		status, _ := c.do("PATCH", at, []byte(text), "Content-Range", of)
 		return status
 	}
 	require.Equal(t, http.StatusNoContent, put("bytes 4-6/*", "efg"))
 	require.Equal(t, http.StatusNoContent, put("bytes 4-6/*", "efg"), "the same piece again")
 	require.Equal(t, http.StatusBadRequest, put("bytes 5-7/*", "fgh"))
 	commit := func(size string) int {
-		status, _ := c.do("POST", v1+"caches/1", []byte(`{"size":`+size+`}`))
+		status, _ := c.do("POST", at, []byte(`{"size":`+size+`}`))
 		return status
 	}
 	require.Equal(t, http.StatusBadRequest, commit("7"), "there is a hole")
@@ -209,7 +210,7 @@ func TestRangesThatOverlapOrLieStoreNothing(t *testing.T) {
 	require.Equal(t, http.StatusBadRequest, commit("-1"))
 	require.Equal(t, http.StatusCreated, commit("7"))
 	require.Equal(t, http.StatusNotFound, commit("7"))
-	status, said := c.do("GET", v1+"cache?keys=k&version=v", nil)
+	status, said = c.do("GET", v1+"cache?keys=k&version=v", nil)
 	require.Equal(t, http.StatusOK, status)
 	require.Equal(t, "k", said["cacheKey"])
 }

@@ -2,7 +2,6 @@ package actionservices_test
 
 import (
 	"crypto/rand"
-	"fmt"
 	"maps"
 	"net"
 	"os"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/actionservices"
 	"github.com/stepmux/stepmux/internal/boundedhttp"
+	"github.com/stepmux/stepmux/internal/testing/npmtest"
 )
 
 // serve starts services and returns them with their address.
@@ -62,19 +62,7 @@ var install = sync.OnceValue(func() error {
 		return err
 	}
 	packagesDir = dir
-	args := []string{"install", "--silent", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", dir}
-	for name, of := range packages {
-		args = append(args, name+"@npm:"+of)
-	}
-	for _, program := range []string{"node", "npm"} {
-		if _, err := exec.LookPath(program); err != nil {
-			return fmt.Errorf("part missing: %s", program)
-		}
-	}
-	if out, err := exec.Command("npm", args...).CombinedOutput(); err != nil {
-		return fmt.Errorf("part missing: npm install: %w: %s", err, out)
-	}
-	return nil
+	return npmtest.Install(dir, packages)
 })
 
 // node has the packages, and a directory for the files of a job.

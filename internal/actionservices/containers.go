@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/http"
 	"net/url"
+	"os"
 	"path"
 	"slices"
 	"strconv"
@@ -40,7 +41,7 @@ const workflows = "/_apis/pipelines/workflows/{run}/artifacts"
 func (s *Server) handleContainers() {
 	type create struct{ Type, Name string }
 	s.mux.HandleFunc("POST "+workflows, call(s, http.StatusCreated,
-		func(r *http.Request, b *session, asked *create) (any, error) {
+		func(r request, b *session, asked *create) (any, error) {
 			if err := checkName(asked.Name); err != nil {
 				return nil, err
 			}
@@ -55,11 +56,11 @@ func (s *Server) handleContainers() {
 				c = &container{id: s.next(), files: map[string]*item{}}
 				all[asked.Name] = c
 			}
-			return c.describe(r, asked.Name), nil
+			return c.describe(r.Request, asked.Name), nil
 		}))
 	type patch struct{ Size number }
 	s.mux.HandleFunc("PATCH "+workflows, call(s, http.StatusOK,
-		func(r *http.Request, b *session, asked *patch) (any, error) {
+		func(r request, b *session, asked *patch) (any, error) {
 			name := r.URL.Query().Get("artifactName")
 			s.mu.Lock()
 			defer s.mu.Unlock()
@@ -73,7 +74,7 @@ func (s *Server) handleContainers() {
 				}
 			}
 			c.size, c.done, b.made = int64(asked.Size), true, true
-			return c.describe(r, name), nil
+			return c.describe(r.Request, name), nil
 		}))
 	s.mux.HandleFunc("GET "+workflows, s.authorized(func(w http.ResponseWriter, r *http.Request, b *session) error {
 		only := r.URL.Query().Get("artifactName")
@@ -151,6 +152,7 @@ func (s *Server) putItem(w http.ResponseWriter, r *http.Request, b *session) err
 		if _, err := f.spool.seal(total); err != nil {
 			return err
 		}
+		f.spool.release()
 		s.mu.Lock()
 		f.done, f.created = true, time.Now()
 		s.mu.Unlock()
@@ -161,6 +163,14 @@ func (s *Server) putItem(w http.ResponseWriter, r *http.Request, b *session) err
 
 // item returns the file of a container for a piece of it.
 func (s *Server) item(r *http.Request, b *session, name string, total int64) (*item, error) {
+	others, err := s.store.Artifacts(r.Context(), b.Run)
+	if err != nil {
+		return nil, err
+	}
+	left := s.cfg.MaxArtifacts
+	for _, a := range others {
+		left -= a.Size
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c, err := s.containerOf(r, b)
@@ -170,16 +180,21 @@ func (s *Server) item(r *http.Request, b *session, name string, total int64) (*i
 	if f := c.files[name]; f != nil && !f.done {
 		return f, nil
 	} else if f != nil { // a later upload of an artifact of this name replaces its files
-		s.remove(f.id, f.size)
+		_ = os.Remove(f.spool.at()) // the directory goes later
+		s.runOf(b).bytes -= f.size
 	}
-	if len(c.files) >= maxItems || s.bytes+total > s.cfg.MaxArtifacts {
+	if len(c.files) >= maxItems || total > left-s.runOf(b).bytes {
 		return nil, errTooBig
 	}
 	f := &item{id: s.next(), session: b, size: total, gzip: r.Header.Get("Content-Encoding") == "gzip"}
-	if f.spool, err = newSpool(s.path(f.id), total); err != nil {
+	path, err := s.scratch(b, f.id, false)
+	if err == nil {
+		f.spool, err = newSpool(path, total, &s.room)
+	}
+	if err != nil {
 		return nil, err
 	}
-	s.bytes += total
+	s.runOf(b).bytes += total
 	c.files[name] = f
 	return f, nil
 }
@@ -191,7 +206,7 @@ func (s *Server) dropItems(b *session) {
 			for name, f := range c.files {
 				if !f.done && (b == nil || f.session == b) {
 					f.spool.discard()
-					s.bytes -= f.size
+					r.bytes -= f.size
 					delete(c.files, name)
 				}
 			}
@@ -268,5 +283,13 @@ func (s *Server) getItem(w http.ResponseWriter, r *http.Request, b *session) err
 	if found.gzip {
 		w.Header().Set("Content-Encoding", "gzip")
 	}
-	return send(w, r, s.path(found.id), found.size, found.created)
+	transfer(w, found.size)
+	file, err := os.Open(found.spool.at())
+	return send(w, r, file, err, found.created)
+}
+
+// refuseContainers answers a client of this service where it does not exist.
+func refuseContainers(http.ResponseWriter, *http.Request, *session) error {
+	return refuse(http.StatusNotImplemented, "a manager keeps the artifacts of actions/upload-artifact@v4 and later, "+
+		"not those of this older client")
 }

@@ -1,6 +1,7 @@
 package actionservices
 
 import (
+	"context"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
@@ -13,10 +14,13 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/stepmux/stepmux/internal/oserr"
 )
 
 const (
@@ -27,47 +31,66 @@ const (
 	patience = time.Minute
 )
 
-// The bounds of a Config.
+// DefaultArtifacts bounds the artifacts of a run, in bytes, and defaultCaches all caches.
 const (
-	defaultArtifacts = 20 << 30
+	DefaultArtifacts = 20 << 30
 	defaultCaches    = 10 << 30
 )
 
 // Config says where a Server keeps files.
 type Config struct {
-	// Dir is a new directory of this user's, for the artifacts. The owner removes it after Close.
+	// Dir is a new directory of this user's, for the artifacts. The owner removes it after Close. Unused with a Store.
 	Dir string
 	// Caches is a directory for the caches of a project. Several processes may use it at the same time. It is made when
-	// the first cache is saved. If empty, there is no cache: nothing is found, and nothing is saved.
+	// the first cache is saved. If empty, there is no cache: nothing is found, and nothing is saved. Unused with a Store.
 	Caches string
-	// MaxArtifacts bounds the artifacts of all runs, in bytes; zero: 20 GiB. MaxCaches bounds the caches, of which the
-	// least recently used are removed; zero: 10 GiB.
-	MaxArtifacts, MaxCaches int64
+	// Store keeps artifacts and caches. If nil, they are in Dir and Caches. With a Store, the service for artifacts before
+	// v4 is refused: it has thousands of files, one by one.
+	Store Store
+	// MaxArtifacts bounds the artifacts of a run, in bytes; zero: 20 GiB. MaxCaches bounds a cache, and the directory
+	// Caches, of which the least recently used are removed; zero: 10 GiB. MaxUploads bounds all uploads that are not
+	// complete; zero: both together.
+	MaxArtifacts, MaxCaches, MaxUploads int64
+	// Reserve is the room on the disk that uploads leave to others, in bytes.
+	Reserve int64
+	// Secret signs URLs. If empty, a new one.
+	Secret []byte
+	// Resume says that uploads which are not complete stay in the Store's Scratch when the process ends. Another one with
+	// the same Secret goes on with them when it begins the same Job. Scratch is one directory then.
+	Resume bool
 }
 
 // Job describes a job to the services.
 type Job struct {
-	// Run is the run of the job: its jobs see each other's artifacts. It is a number in decimal.
+	// Run is the run of the job: its jobs see each other's artifacts. It has no colon.
 	Run string
-	// Name is the name of the job, for nobody but the client's messages.
-	Name string
+	// Name is the name of the job. Build is its build, and Attempt that of the run: an artifact of an earlier Attempt, or
+	// of another Build of the job, makes way for one of the same name, as on GitHub.
+	Name, Build string
+	Attempt     int
+	// Project has the caches that the job finds. With the directory Caches it is unused.
+	Project string
 	// Scopes are the references of git whose caches the job finds, such as refs/heads/main, in order. It saves to the
 	// first one. If empty, there is one scope for all.
 	Scopes []string
+	// Key makes the token, with the other fields: the same Job has the same token in each process. If empty, a new one.
+	Key string
+	// Began is the time in the token. If zero, now.
+	Began time.Time
 }
 
 // Server serves artifacts and caches. It is safe for concurrent use.
 type Server struct {
-	cfg    Config
-	secret []byte // signs URLs
-	mux    *http.ServeMux
+	cfg   Config
+	store Store
+	room  room // for uploads that are not complete
+	mux   *http.ServeMux
 
 	mu       sync.Mutex // guards the following
 	number   int64      // of uploads and artifacts
 	sessions map[string]*session
 	runs     map[string]*run
 	uploads  map[int64]*upload
-	bytes    int64 // of artifacts
 }
 
 // session is a job that has not ended.
@@ -77,27 +100,38 @@ type session struct {
 	made bool   // artifacts; guarded by Server.mu
 }
 
-// run has the artifacts of a run.
+// run has the artifacts of a run that are trees of files.
 type run struct {
-	artifacts  map[string]*artifact
 	containers map[string]*container
+	bytes      int64 // of them
 }
 
 // New returns a Server. The caller closes it.
 func New(cfg Config) *Server {
 	if cfg.MaxArtifacts == 0 {
-		cfg.MaxArtifacts = defaultArtifacts
+		cfg.MaxArtifacts = DefaultArtifacts
 	}
 	if cfg.MaxCaches == 0 {
 		cfg.MaxCaches = defaultCaches
 	}
-	s := &Server{
-		cfg: cfg, secret: make([]byte, sha256.Size), mux: http.NewServeMux(), sessions: map[string]*session{},
-		runs: map[string]*run{}, uploads: map[int64]*upload{},
+	if cfg.MaxUploads == 0 {
+		cfg.MaxUploads = cfg.MaxArtifacts + cfg.MaxCaches
 	}
-	_, _ = rand.Read(s.secret) // it never fails
+	if len(cfg.Secret) == 0 {
+		cfg.Secret = make([]byte, sha256.Size)
+		_, _ = rand.Read(cfg.Secret) // it never fails
+	}
+	s := &Server{
+		cfg: cfg, store: cfg.Store, room: room{left: cfg.MaxUploads, reserve: cfg.Reserve}, mux: http.NewServeMux(),
+		sessions: map[string]*session{}, runs: map[string]*run{}, uploads: map[int64]*upload{},
+	}
 	s.handleArtifacts()
-	s.handleContainers()
+	if s.store == nil {
+		s.store = &dirs{dir: cfg.Dir, caches: cfg.Caches, maxCaches: cfg.MaxCaches, runs: map[string]map[string]Artifact{}}
+		s.handleContainers()
+	} else {
+		s.mux.HandleFunc("/_apis/pipelines/workflows/", s.authorized(refuseContainers))
+	}
 	s.handleCaches()
 	s.handleBlobs()
 	return s
@@ -113,11 +147,16 @@ func (s *Server) Begin(j Job) (token string, end func() (made bool)) {
 	b := &session{Job: j, id: idOf(token)}
 	s.mu.Lock()
 	s.sessions[b.id] = b
+	if s.cfg.Resume {
+		s.resume(b)
+	}
 	s.mu.Unlock()
 	return token, func() bool {
 		s.mu.Lock()
 		made := b.made
-		delete(s.sessions, b.id)
+		if s.sessions[b.id] == b {
+			delete(s.sessions, b.id)
+		}
 		var left []*upload
 		for _, u := range s.uploads {
 			if u.session == b {
@@ -133,7 +172,29 @@ func (s *Server) Begin(j Job) (token string, end func() (made bool)) {
 	}
 }
 
-// Close removes the uploads that are not finished. The owner has closed the listener.
+// Forget removes the artifacts of a run without jobs.
+func (s *Server) Forget(ctx context.Context, run string) {
+	all, err := s.store.Artifacts(ctx, run)
+	if err != nil {
+		return // the Store keeps them as long as others
+	}
+	for _, a := range all {
+		_ = s.store.RemoveArtifact(ctx, run, a.Name) // as above
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r := s.runs[run]; r != nil {
+		for _, c := range r.containers {
+			for _, f := range c.files {
+				_ = os.Remove(f.spool.at()) // its directory goes later
+			}
+		}
+		delete(s.runs, run)
+	}
+}
+
+// Close ends the uploads that are not complete, and removes them unless another process goes on with them. The owner
+// has closed the listener.
 func (s *Server) Close() {
 	s.mu.Lock()
 	left := s.uploads
@@ -141,7 +202,11 @@ func (s *Server) Close() {
 	s.dropItems(nil)
 	s.mu.Unlock()
 	for _, u := range left {
-		u.discard()
+		if s.cfg.Resume {
+			u.spool.leave()
+		} else {
+			u.spool.discard()
+		}
 	}
 }
 
@@ -149,7 +214,7 @@ func (s *Server) Close() {
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.mux.ServeHTTP(w, r) }
 
 // newToken returns a token in the form of a JSON Web Token (RFC 7519), as the clients read from it the run and the job.
-// Its last part is random: the token is known, and no signature is checked.
+// Its last part is secret: the token is known, and no signature is checked.
 func newToken(j Job) string {
 	part := func(v any) string {
 		text, err := json.Marshal(v)
@@ -158,13 +223,23 @@ func newToken(j Job) string {
 		}
 		return base64.RawURLEncoding.EncodeToString(text)
 	}
-	now := time.Now()
-	access, _ := json.Marshal([]map[string]any{{"Scope": j.Scopes[0], "Permission": 3}}) // as above
+	now := j.Began
+	if now.IsZero() {
+		now = time.Now()
+	}
+	key := j.Key
+	if key == "" {
+		key = rand.Text()
+	}
+	access, _ := json.Marshal([]map[string]any{{"Scope": cut(j.Scopes[0]), "Permission": 3}}) // as above
 	return part(map[string]string{"alg": "HS256", "typ": "JWT"}) + "." + part(map[string]any{
-		"scp": fmt.Sprintf("Actions.Results:%s:%s", j.Run, hex.EncodeToString([]byte(j.Name))), "ac": string(access),
+		"scp": fmt.Sprintf("Actions.Results:%s:%s", j.Run, hex.EncodeToString([]byte(cut(j.Name)))), "ac": string(access),
 		"iat": now.Unix(), "nbf": now.Unix(), "exp": now.Add(24 * time.Hour).Unix(),
-	}) + "." + rand.Text()
+	}) + "." + key
 }
+
+// cut cuts a text for the token, which a step runner bounds. It is for the messages of clients.
+func cut(text string) string { return text[:min(len(text), 256)] }
 
 // idOf returns the name under which a token is known. A lookup by it tells nothing about the token by its time.
 func idOf(token string) string {
@@ -200,7 +275,7 @@ func (s *Server) signed(r *http.Request, b *session, path string) string {
 }
 
 func (s *Server) sign(b *session, path string) string {
-	sum := hmac.New(sha256.New, s.secret)
+	sum := hmac.New(sha256.New, s.cfg.Secret)
 	fmt.Fprintf(sum, "%s %s", b.id, path)
 	return hex.EncodeToString(sum.Sum(nil))
 }
@@ -230,6 +305,8 @@ func refuse(status int, format string, args ...any) error {
 	return &refusal{status, fmt.Sprintf(format, args...)}
 }
 
+var errFull = &refusal{http.StatusInsufficientStorage, "there is no room for it on the disk of stepmux"}
+
 // codes are Twirp's words for statuses.
 var codes = map[int]string{
 	http.StatusBadRequest: "invalid_argument", http.StatusUnauthorized: "unauthenticated",
@@ -246,8 +323,8 @@ func answer(w http.ResponseWriter, err error) {
 	told, ok := errors.AsType[*refusal](err)
 	switch {
 	case ok:
-	case isFull(err):
-		told = &refusal{http.StatusInsufficientStorage, "there is no room for it on the disk of stepmux"}
+	case oserr.NoSpace(err):
+		told = errFull
 	default: // the clients try again after a 500, and this stays
 		told = &refusal{http.StatusInsufficientStorage, "stepmux could not store or read the file"}
 		if errno, ok := errors.AsType[syscall.Errno](err); ok {
@@ -268,14 +345,20 @@ func reply(w http.ResponseWriter, status int, v any) {
 	_ = json.NewEncoder(w).Encode(v) // the client has gone
 }
 
+// request is a request whose answer may take long: see transfer.
+type request struct {
+	*http.Request
+	w http.ResponseWriter
+}
+
 // call returns a handler for requests and answers in JSON.
-func call[T any](s *Server, status int, do func(*http.Request, *session, *T) (any, error)) http.HandlerFunc {
+func call[T any](s *Server, status int, do func(request, *session, *T) (any, error)) http.HandlerFunc {
 	return s.authorized(func(w http.ResponseWriter, r *http.Request, b *session) error {
 		asked := new(T)
 		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequest)).Decode(asked); err != nil {
 			return refuse(http.StatusBadRequest, "the request is no JSON of its kind, or too long")
 		}
-		said, err := do(r, b, asked)
+		said, err := do(request{r, w}, b, asked)
 		if err == nil {
 			reply(w, status, said)
 		}
@@ -291,9 +374,9 @@ func (n *number) UnmarshalJSON(text []byte) error {
 	return json.Unmarshal([]byte(strings.Trim(string(text), `"`)), (*int64)(n))
 }
 
-// next returns a new number. s.mu is held.
+// next returns a new number, above those of a process before. s.mu is held.
 func (s *Server) next() int64 {
-	s.number++
+	s.number = max(s.number+1, time.Now().UnixMicro())
 	return s.number
 }
 
@@ -301,20 +384,20 @@ func (s *Server) next() int64 {
 func (s *Server) runOf(b *session) *run {
 	r := s.runs[b.Run]
 	if r == nil {
-		r = &run{artifacts: map[string]*artifact{}, containers: map[string]*container{}}
+		r = &run{containers: map[string]*container{}}
 		s.runs[b.Run] = r
 	}
 	return r
 }
 
-// path returns the path for the file of an artifact.
-func (s *Server) path(id int64) string { return filepath.Join(s.cfg.Dir, fmt.Sprintf("%d", id)) }
-
-// remove removes the file of an artifact. s.mu is held.
-func (s *Server) remove(id, size int64) {
-	_ = os.Remove(s.path(id)) // the directory goes later
-	s.bytes -= size
+// scratch returns the path for a new file of a job that is not complete.
+func (s *Server) scratch(b *session, id int64, caches bool) (string, error) {
+	dir, err := s.store.Scratch(caches)
+	return filepath.Join(dir, s.scratchName(b)+strconv.FormatInt(id, 10)), err
 }
+
+// scratchName returns the beginning of the names of a job's files that are not complete.
+func (s *Server) scratchName(b *session) string { return fmt.Sprintf("%s%.32s-", scratchPrefix, b.id) }
 
 // transfer gives a request the time that a file of size bytes may take.
 func transfer(w http.ResponseWriter, size int64) {

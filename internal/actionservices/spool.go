@@ -5,36 +5,78 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 
-	"github.com/stepmux/stepmux/internal/oserr"
+	"golang.org/x/sys/unix"
 )
 
 // maxBlocks bounds the pieces of a file.
 const maxBlocks = 50_000
-
-func isFull(err error) bool { return oserr.NoSpace(err) }
 
 // extent is a part of a file.
 type extent struct{ from, to int64 }
 
 // spool is a file that arrives in pieces, in any order and several at once. It is safe for concurrent use.
 type spool struct {
-	path  string
-	limit int64
+	limit       int64
+	room        *room
+	journalPath string // empty without a journal
 
 	mu     sync.Mutex // guards the following
-	file   *os.File   // nil once the spool is sealed or discarded
-	end    int64      // of all pieces
-	pieces []extent   // that have arrived, or are on their way
-	under  int        // how many are on their way
+	path   string
+	file   *os.File // nil once the spool is sealed or discarded
+	end    int64    // of all pieces
+	pieces []extent // that have arrived, or are on their way
+	under  int      // how many are on their way
+	held   int64    // bytes of room
 	blocks map[string]extent
+	// journal is for the next process; nil without one, and once the spool is sealed or discarded.
+	journal *os.File
 }
 
-func newSpool(path string, limit int64) (*spool, error) {
+func newSpool(path string, limit int64, of *room) (*spool, error) {
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
-	return &spool{path: path, limit: limit, file: file, blocks: map[string]extent{}}, err
+	return &spool{path: path, limit: limit, room: of, file: file, blocks: map[string]extent{}}, err
+}
+
+// room counts the bytes that uploads may take on the disk until they are complete. It is safe for concurrent use.
+type room struct {
+	reserve int64 // of the disk
+
+	mu   sync.Mutex // guards the following
+	left int64
+}
+
+// leaves returns an error unless the disk of a file has room for size bytes, and for others.
+func (r *room) leaves(path string, size int64) error {
+	var disk unix.Statfs_t
+	if r.reserve == 0 || unix.Statfs(path, &disk) != nil {
+		return nil //nolint:nilerr // the write tells
+	}
+	if free := int64(disk.Bavail) * disk.Bsize; size > free-r.reserve { // a disk is smaller
+		return errFull
+	}
+	return nil
+}
+
+// take takes n bytes of room. It fails if there are fewer.
+func (r *room) take(n int64) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if n > r.left {
+		return false
+	}
+	r.left -= n
+	return true
+}
+
+func (r *room) give(n int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.left += n
 }
 
 // The errors of pieces.
@@ -46,6 +88,10 @@ var (
 	errTooBig  = refuse(http.StatusRequestEntityTooLarge, "the file is larger than stepmux accepts")
 	errPieces  = refuse(http.StatusBadRequest, "the upload has too many pieces")
 )
+
+// ErrNoRoom is the error of a Store without room. The client is told.
+var ErrNoRoom = refuse(http.StatusInsufficientStorage,
+	"the files of other jobs take all the room that stepmux has for them: try again when these have ended")
 
 // atEnd is a place for put.
 const atEnd = -1
@@ -81,6 +127,15 @@ func (s *spool) put(from io.Reader, at, size int64, block string) error {
 		return errOverlap
 	}
 	file := s.file
+	if err := s.room.leaves(s.path, size); err != nil {
+		s.mu.Unlock()
+		return err
+	}
+	if !s.room.take(size) {
+		s.mu.Unlock()
+		return ErrNoRoom
+	}
+	s.held += size
 	s.under++
 	s.pieces = append(s.pieces, part)
 	s.end = max(s.end, part.to)
@@ -100,6 +155,7 @@ func (s *spool) put(from io.Reader, at, size int64, block string) error {
 	s.under--
 	if s.file == nil && s.under == 0 { // discard has left it open
 		file.Close()
+		s.releaseLocked()
 	}
 	if err != nil {
 		s.pieces = slices.DeleteFunc(s.pieces, func(e extent) bool { return e == part })
@@ -108,6 +164,7 @@ func (s *spool) put(from io.Reader, at, size int64, block string) error {
 	if block != "" {
 		s.blocks[block] = part
 	}
+	s.note(journalLine{From: part.from, To: part.to, Block: block})
 	return nil
 }
 
@@ -133,19 +190,34 @@ func (s *spool) commit(blocks []string) error {
 		}
 		order = append(order, e)
 	}
+	was := s.path
 	if !inOrder || at != s.end {
 		if err := s.rewrite(order); err != nil {
 			return err
 		}
 	}
+	s.note(journalLine{To: at, File: filepath.Base(s.path)})
+	if s.path != was { // the journal does not need it any more
+		_ = os.Remove(was) // its directory goes later
+	}
 	s.pieces, s.end = []extent{{0, at}}, at
 	clear(s.blocks)
+	s.room.give(s.held - at)
+	s.held = at
 	return nil
 }
 
-// rewrite writes parts of the file one after the other. s.mu is held.
+// rewrite writes parts of the file one after the other, to another file. s.mu is held.
 func (s *spool) rewrite(order []extent) (err error) {
-	path := s.path + "~"
+	var size int64
+	for _, e := range order {
+		size += e.to - e.from
+	}
+	if !s.room.take(size) {
+		return ErrNoRoom
+	}
+	s.held += size
+	path := otherName(s.path)
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
@@ -158,16 +230,21 @@ func (s *spool) rewrite(order []extent) (err error) {
 			break
 		}
 	}
-	if err == nil {
-		err = os.Rename(path, s.path)
-	}
 	if err != nil {
 		file.Close()
 		return errors.Join(err, os.Remove(path))
 	}
 	s.file.Close()
-	s.file = file
+	s.file, s.path = file, path
 	return nil
+}
+
+// otherName returns the name to which a file is rewritten, and for that the name before.
+func otherName(path string) string {
+	if was, is := strings.CutSuffix(path, "~"); is {
+		return was
+	}
+	return path + "~"
 }
 
 // seal ends the upload of a file that must have size bytes, without a hole; if size is negative, any number. It returns
@@ -197,6 +274,46 @@ func (s *spool) seal(size int64) (int64, error) {
 	return at, err
 }
 
+// release gives the room of the file back, which has another owner or is gone. There is no way on for a later process.
+func (s *spool) release() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.releaseLocked()
+}
+
+func (s *spool) releaseLocked() {
+	s.room.give(s.held)
+	s.held = 0
+	if s.journal != nil {
+		s.journal.Close()
+		s.journal = nil
+		_ = os.Remove(s.journalPath) // its directory goes later
+	}
+}
+
+// leave ends the upload in this process, and keeps it for the next one.
+func (s *spool) leave() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.journal != nil {
+		s.journal.Close()
+		s.journal = nil
+	}
+	if s.file != nil && s.under == 0 { // else the last piece closes it
+		s.file.Close()
+	}
+	s.file = nil
+	s.room.give(s.held)
+	s.held = 0
+}
+
+// at returns the path of the file.
+func (s *spool) at() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.path
+}
+
 // discard removes the file. It does nothing to a file that was sealed.
 func (s *spool) discard() {
 	s.mu.Lock()
@@ -204,8 +321,9 @@ func (s *spool) discard() {
 	if s.file == nil {
 		return
 	}
-	if s.under == 0 {
-		s.file.Close() // else the last piece closes it
+	if s.under == 0 { // else the last piece does it
+		s.file.Close()
+		s.releaseLocked()
 	}
 	s.file = nil
 	_ = os.Remove(s.path) // its directory goes later

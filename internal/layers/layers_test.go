@@ -110,7 +110,7 @@ var allowed = map[string][]string{
 		"connector/place/**", "connector/files", "instance/manager/access",
 		"instance/manager/archive", "instance/manager/claims", "instance/manager/command", "instance/manager/natscall",
 		"instance/manager/seal", "instance/manager/sshdoor", "instance/manager/state",
-		"internal/contents", "internal/wire", "internal/pause", "internal/rmtree",
+		"internal/actionservices", "internal/contents", "internal/wire", "internal/pause", "internal/rmtree",
 		"internal/labels", "remote/step/lang", // for warnings about the scripts of jobs
 		"internal/termtext",
 	},
@@ -302,6 +302,9 @@ var allowed = map[string][]string{
 	"internal/percent":    {},
 	"internal/subprocess": {},
 	"internal/firstuse":   {"internal/boundedfile", "internal/filelock"},
+	"internal/actionservices": {
+		"internal/boundedfile", "internal/boundedhttp", "internal/oserr", "internal/rmtree",
+	},
 	"internal/sshtarget": {
 		"mux", "mux/login", "internal/boundedfile", "internal/percent", "internal/subprocess",
 	},
@@ -325,7 +328,6 @@ var allowed = map[string][]string{
 	"internal/gcpace":                 {},
 	"internal/testing/remotetest":     {"internal/wire"},
 	"internal/boundedhttp":            {},
-	"internal/actionservices":         {"internal/boundedfile", "internal/oserr", "internal/rmtree"},
 	"internal/privatefile":            {"internal/boundedfile", "internal/contents"},
 	"internal/boundedfile":            {},
 	"internal/filesum":                {"internal/boundedfile"},
@@ -353,6 +355,7 @@ var allowed = map[string][]string{
 	},
 	"internal/testing/fetchtest":     {"internal/rmtree"},
 	"internal/testing/artifactstest": {},
+	"internal/testing/npmtest":       {},
 	// It uses the manager's packages as a Go user does, and the program as a process.
 	"bench/faults": {
 		"remote/api/vmconfig",

@@ -4,13 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 
-	"github.com/stepmux/stepmux/internal/boundedfile"
 	"github.com/stepmux/stepmux/remote/step/action"
 	"github.com/stepmux/stepmux/remote/step/engine"
-	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
 // maxCalls bounds the workflows that call each other, the first one included, as on GitHub.
@@ -115,12 +112,7 @@ func (w *Workflow) open(of action.Uses) ([]byte, error) {
 		defer release()
 		dir = fetched
 	}
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return nil, err
-	}
-	defer root.Close()
-	text, err := boundedfile.ReadBy(root.OpenFile, filepath.FromSlash(of.Path), lang.MaxText+1)
+	text, err := readBelow(dir, of.Path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("there is no workflow %.160s", of.Text)
 	}

@@ -22,6 +22,9 @@ func readGitHub(src Source) (*Job, error) {
 	if err := job.CheckMatrix(src.Matrix); err != nil {
 		return nil, err
 	}
+	if src.lock, err = src.readLock(); err != nil {
+		return nil, err
+	}
 	named, notes, err := job.Inputs(src.Inputs)
 	if err != nil {
 		return nil, err
@@ -76,6 +79,9 @@ func gitHubJob(src Source, job *action.Job, run gitHubRun) (*Job, error) {
 	}
 	if !src.NoFiles && (src.Answers != nil || hasFiles(src.WorkDir)) {
 		inputs["in_project"] = true
+	}
+	if locked := src.lock.of(src); locked != nil {
+		inputs["locked"] = locked
 	}
 	given := Given{Config: engine.Config{Vars: src.Vars}}
 	if src.InContainer {

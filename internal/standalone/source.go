@@ -88,6 +88,7 @@ type Source struct {
 	Ignored func() ([]string, error)
 	// Repository is the owner/name@revision that the text of a workflow comes from. It is empty for the project.
 	Repository string
+	lock       lock // of the project's actions
 	// Fetch fetches the repository of a workflow that is called, and returns its directory and a function that releases
 	// it. If nil, such a workflow is an error.
 	Fetch func(of action.Uses) (dir string, release func(), err error)
@@ -95,9 +96,6 @@ type Source struct {
 	Notices []string
 	// Elsewhere says that the job does not run in WorkDir, but in a directory that is not known yet.
 	Elsewhere bool
-	// NoServices says that a workflow's actions find no services for artifacts and caches: notices name those that need
-	// them.
-	NoServices bool
 	// NoFiles says that the directory of the job is empty, whatever is in WorkDir: a checkout in a workflow's job runs.
 	NoFiles bool
 	// Colours says that the commands in the scripts of a .gitlab-ci.yml are shown in colours.

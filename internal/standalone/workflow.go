@@ -36,6 +36,9 @@ func ReadWorkflow(src Source) (*Workflow, error) {
 	if err != nil {
 		return nil, err
 	}
+	if src.lock, err = src.readLock(); err != nil {
+		return nil, err
+	}
 	w := &Workflow{Workflow: read, src: src, calls: map[string]*called{}}
 	if w.inputs, w.Notices, err = read.Jobs[0].Inputs(src.Inputs); err != nil {
 		return nil, err
@@ -106,9 +109,6 @@ func (w *Workflow) Compile(job *action.Job, v action.Values, b *action.Build) (*
 	j.complete(w.src)
 	return j, nil
 }
-
-// HasServices reports whether actions find services for artifacts and caches.
-func (w *Workflow) HasServices() bool { return !w.src.NoServices }
 
 // InContainer reports whether the jobs run in the containers that they describe.
 func (w *Workflow) InContainer() bool { return w.src.InContainer }

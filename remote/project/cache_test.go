@@ -58,7 +58,7 @@ func TestACacheStaysOnItsVMWithItsLinks(t *testing.T) {
 		t.Error("it is sent to the VM that has it")
 		return nil, os.ErrNotExist
 	}
-	archive.LeftOut = func(note string) { t.Error(note) }
+	archive.Unpacked = func(leftOut string) { require.Empty(t, leftOut) }
 	dir, _, err = vm.Place(t.Context(), second, 1, archive)
 	require.NoError(t, err)
 	target, err := os.Readlink(filepath.Join(dir, "venv", "bin", "python"))
@@ -128,7 +128,7 @@ func TestABuildGoesOnWithoutACacheThatCannotBeUnpacked(t *testing.T) {
 	} {
 		_, _, err = vm.Place(t.Context(), newBuild(t, cacheDir(t)), 0, bad)
 		require.ErrorContains(t, err, "unpack the project: ")
-		bad.Cache, bad.LeftOut = true, func(text string) { note = text }
+		bad.Cache, bad.Unpacked = true, func(text string) { note = text }
 		for range 2 { // as after an answer that was lost
 			note = ""
 			_, _, err = vm.Place(t.Context(), b, after+1, bad)

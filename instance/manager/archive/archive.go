@@ -42,6 +42,9 @@ type Store interface {
 	UseProject(ctx context.Context, digest string, size int64) (bool, error)
 	// OpenProject opens a project. The caller closes it.
 	OpenProject(ctx context.Context, digest string, size int64) (*os.File, error)
+	// PeekProject is OpenProject for parts of a project that was opened before: a copy is not compared with the digest
+	// again.
+	PeekProject(ctx context.Context, digest string, size int64) (*os.File, error)
 	// KeepResult keeps the artifacts or the trace of a build. It may give the file another name.
 	KeepResult(ctx context.Context, name string, file *os.File) error
 	// ReadResult writes artifacts or a trace to a Writer. Without them the error wraps fs.ErrNotExist.

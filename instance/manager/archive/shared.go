@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/stepmux/stepmux/internal/contents"
@@ -97,6 +98,16 @@ func (f *Shared) OpenProject(ctx context.Context, digest string, size int64) (*o
 		return nil, fmt.Errorf("get it from NATS: %w", err)
 	}
 	return f.copies.Keep(upload)
+}
+
+// PeekProject implements Store.
+func (f *Shared) PeekProject(ctx context.Context, digest string, size int64) (*os.File, error) {
+	if f.copies.Touch(digest) {
+		if file, err := os.Open(filepath.Join(f.copies.Dir, digest)); err == nil {
+			return file, nil
+		}
+	}
+	return f.OpenProject(ctx, digest, size)
 }
 
 // KeepResult keeps a file, and removes the oldest ones if they are too many: a tenth at once, since that takes a look

@@ -79,7 +79,7 @@ func (x Build_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Build_Phase.Descriptor instead.
 func (Build_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{7, 0}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{8, 0}
 }
 
 type Pipeline_Phase int32
@@ -137,7 +137,7 @@ func (x Pipeline_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Pipeline_Phase.Descriptor instead.
 func (Pipeline_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{40, 0}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{41, 0}
 }
 
 // SubmitRequest asks for a build. The queue keeps it without its key.
@@ -163,7 +163,9 @@ type SubmitRequest struct {
 	// warnings are those of the Build. The manager sets them, whatever a client has sent.
 	Warnings []*Warning `protobuf:"bytes,19,rep,name=warnings,proto3" json:"warnings,omitempty"`
 	// pipeline is that of a build of a pipeline, whose manager submits it. Submit refuses it.
-	Pipeline      *PipelineBuild `protobuf:"bytes,20,opt,name=pipeline,proto3" json:"pipeline,omitempty"`
+	Pipeline *PipelineBuild `protobuf:"bytes,20,opt,name=pipeline,proto3" json:"pipeline,omitempty"`
+	// services are those for the actions of the job. Not set: none.
+	Services      *BuildServices `protobuf:"bytes,21,opt,name=services,proto3" json:"services,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -264,6 +266,13 @@ func (x *SubmitRequest) GetWarnings() []*Warning {
 func (x *SubmitRequest) GetPipeline() *PipelineBuild {
 	if x != nil {
 		return x.Pipeline
+	}
+	return nil
+}
+
+func (x *SubmitRequest) GetServices() *BuildServices {
+	if x != nil {
+		return x.Services
 	}
 	return nil
 }
@@ -418,6 +427,70 @@ func (x *PipelineBuild) GetAfterFailure() []string {
 	return nil
 }
 
+// BuildServices describes a build to the services for the artifacts and caches of actions.
+type BuildServices struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// project names the project, whose caches the build finds.
+	Project string `protobuf:"bytes,1,opt,name=project,proto3" json:"project,omitempty"`
+	// scopes are the references of git whose caches the build finds, in order. It saves to the first.
+	Scopes []string `protobuf:"bytes,2,rep,name=scopes,proto3" json:"scopes,omitempty"`
+	// attempt is that of the pipeline, which the manager sets: a retry makes a new one.
+	Attempt       int32 `protobuf:"varint,3,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BuildServices) Reset() {
+	*x = BuildServices{}
+	mi := &file_managerv1_manager_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BuildServices) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BuildServices) ProtoMessage() {}
+
+func (x *BuildServices) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BuildServices.ProtoReflect.Descriptor instead.
+func (*BuildServices) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *BuildServices) GetProject() string {
+	if x != nil {
+		return x.Project
+	}
+	return ""
+}
+
+func (x *BuildServices) GetScopes() []string {
+	if x != nil {
+		return x.Scopes
+	}
+	return nil
+}
+
+func (x *BuildServices) GetAttempt() int32 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
 // PipelineCache describes files of a build that later builds of the project get.
 type PipelineCache struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -438,7 +511,7 @@ type PipelineCache struct {
 
 func (x *PipelineCache) Reset() {
 	*x = PipelineCache{}
-	mi := &file_managerv1_manager_proto_msgTypes[3]
+	mi := &file_managerv1_manager_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -450,7 +523,7 @@ func (x *PipelineCache) String() string {
 func (*PipelineCache) ProtoMessage() {}
 
 func (x *PipelineCache) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[3]
+	mi := &file_managerv1_manager_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -463,7 +536,7 @@ func (x *PipelineCache) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PipelineCache.ProtoReflect.Descriptor instead.
 func (*PipelineCache) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{3}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *PipelineCache) GetName() string {
@@ -529,7 +602,7 @@ type Archive struct {
 
 func (x *Archive) Reset() {
 	*x = Archive{}
-	mi := &file_managerv1_manager_proto_msgTypes[4]
+	mi := &file_managerv1_manager_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -541,7 +614,7 @@ func (x *Archive) String() string {
 func (*Archive) ProtoMessage() {}
 
 func (x *Archive) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[4]
+	mi := &file_managerv1_manager_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -554,7 +627,7 @@ func (x *Archive) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Archive.ProtoReflect.Descriptor instead.
 func (*Archive) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{4}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Archive) GetDigest() string {
@@ -593,7 +666,7 @@ type Warning struct {
 
 func (x *Warning) Reset() {
 	*x = Warning{}
-	mi := &file_managerv1_manager_proto_msgTypes[5]
+	mi := &file_managerv1_manager_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -605,7 +678,7 @@ func (x *Warning) String() string {
 func (*Warning) ProtoMessage() {}
 
 func (x *Warning) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[5]
+	mi := &file_managerv1_manager_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -618,7 +691,7 @@ func (x *Warning) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Warning.ProtoReflect.Descriptor instead.
 func (*Warning) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{5}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Warning) GetWhere() string {
@@ -658,7 +731,7 @@ type GetRequest struct {
 
 func (x *GetRequest) Reset() {
 	*x = GetRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[6]
+	mi := &file_managerv1_manager_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -670,7 +743,7 @@ func (x *GetRequest) String() string {
 func (*GetRequest) ProtoMessage() {}
 
 func (x *GetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[6]
+	mi := &file_managerv1_manager_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -683,7 +756,7 @@ func (x *GetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRequest.ProtoReflect.Descriptor instead.
 func (*GetRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{6}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *GetRequest) GetId() string {
@@ -727,7 +800,7 @@ type Build struct {
 
 func (x *Build) Reset() {
 	*x = Build{}
-	mi := &file_managerv1_manager_proto_msgTypes[7]
+	mi := &file_managerv1_manager_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -739,7 +812,7 @@ func (x *Build) String() string {
 func (*Build) ProtoMessage() {}
 
 func (x *Build) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[7]
+	mi := &file_managerv1_manager_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -752,7 +825,7 @@ func (x *Build) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Build.ProtoReflect.Descriptor instead.
 func (*Build) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{7}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Build) GetId() string {
@@ -887,7 +960,7 @@ type Result struct {
 
 func (x *Result) Reset() {
 	*x = Result{}
-	mi := &file_managerv1_manager_proto_msgTypes[8]
+	mi := &file_managerv1_manager_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -899,7 +972,7 @@ func (x *Result) String() string {
 func (*Result) ProtoMessage() {}
 
 func (x *Result) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[8]
+	mi := &file_managerv1_manager_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -912,7 +985,7 @@ func (x *Result) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Result.ProtoReflect.Descriptor instead.
 func (*Result) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{8}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Result) GetReason() string {
@@ -972,7 +1045,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[9]
+	mi := &file_managerv1_manager_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -984,7 +1057,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[9]
+	mi := &file_managerv1_manager_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -997,7 +1070,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{9}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListRequest) GetPhase() Build_Phase {
@@ -1040,7 +1113,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[10]
+	mi := &file_managerv1_manager_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1052,7 +1125,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[10]
+	mi := &file_managerv1_manager_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1065,7 +1138,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{10}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListResponse) GetBuilds() []*Build {
@@ -1101,7 +1174,7 @@ type FollowRequest struct {
 
 func (x *FollowRequest) Reset() {
 	*x = FollowRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[11]
+	mi := &file_managerv1_manager_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1113,7 +1186,7 @@ func (x *FollowRequest) String() string {
 func (*FollowRequest) ProtoMessage() {}
 
 func (x *FollowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[11]
+	mi := &file_managerv1_manager_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1126,7 +1199,7 @@ func (x *FollowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
 func (*FollowRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{11}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *FollowRequest) GetId() string {
@@ -1165,7 +1238,7 @@ type FollowResponse struct {
 
 func (x *FollowResponse) Reset() {
 	*x = FollowResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[12]
+	mi := &file_managerv1_manager_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1177,7 +1250,7 @@ func (x *FollowResponse) String() string {
 func (*FollowResponse) ProtoMessage() {}
 
 func (x *FollowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[12]
+	mi := &file_managerv1_manager_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1190,7 +1263,7 @@ func (x *FollowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
 func (*FollowResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{12}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *FollowResponse) GetText() []byte {
@@ -1230,7 +1303,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[13]
+	mi := &file_managerv1_manager_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1242,7 +1315,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[13]
+	mi := &file_managerv1_manager_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1255,7 +1328,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{13}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CancelRequest) GetId() string {
@@ -1273,7 +1346,7 @@ type CancelResponse struct {
 
 func (x *CancelResponse) Reset() {
 	*x = CancelResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[14]
+	mi := &file_managerv1_manager_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1285,7 +1358,7 @@ func (x *CancelResponse) String() string {
 func (*CancelResponse) ProtoMessage() {}
 
 func (x *CancelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[14]
+	mi := &file_managerv1_manager_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1298,7 +1371,7 @@ func (x *CancelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResponse.ProtoReflect.Descriptor instead.
 func (*CancelResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{14}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{15}
 }
 
 type AuditRequest struct {
@@ -1309,7 +1382,7 @@ type AuditRequest struct {
 
 func (x *AuditRequest) Reset() {
 	*x = AuditRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[15]
+	mi := &file_managerv1_manager_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1321,7 +1394,7 @@ func (x *AuditRequest) String() string {
 func (*AuditRequest) ProtoMessage() {}
 
 func (x *AuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[15]
+	mi := &file_managerv1_manager_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1334,7 +1407,7 @@ func (x *AuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
 func (*AuditRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{15}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{16}
 }
 
 type AuditResponse struct {
@@ -1346,7 +1419,7 @@ type AuditResponse struct {
 
 func (x *AuditResponse) Reset() {
 	*x = AuditResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[16]
+	mi := &file_managerv1_manager_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1358,7 +1431,7 @@ func (x *AuditResponse) String() string {
 func (*AuditResponse) ProtoMessage() {}
 
 func (x *AuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[16]
+	mi := &file_managerv1_manager_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1371,7 +1444,7 @@ func (x *AuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditResponse.ProtoReflect.Descriptor instead.
 func (*AuditResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{16}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *AuditResponse) GetEntries() []*AuditResponse_Entry {
@@ -1389,7 +1462,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[17]
+	mi := &file_managerv1_manager_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1401,7 +1474,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[17]
+	mi := &file_managerv1_manager_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1414,7 +1487,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{17}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{18}
 }
 
 type StatusResponse struct {
@@ -1427,7 +1500,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[18]
+	mi := &file_managerv1_manager_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1439,7 +1512,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[18]
+	mi := &file_managerv1_manager_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1452,7 +1525,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{18}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *StatusResponse) GetJson() []byte {
@@ -1475,7 +1548,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[19]
+	mi := &file_managerv1_manager_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1487,7 +1560,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[19]
+	mi := &file_managerv1_manager_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1500,7 +1573,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{19}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DrainRequest) GetInstances() []string {
@@ -1532,7 +1605,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[20]
+	mi := &file_managerv1_manager_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1544,7 +1617,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[20]
+	mi := &file_managerv1_manager_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1557,7 +1630,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{20}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{21}
 }
 
 type UndrainRequest struct {
@@ -1569,7 +1642,7 @@ type UndrainRequest struct {
 
 func (x *UndrainRequest) Reset() {
 	*x = UndrainRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[21]
+	mi := &file_managerv1_manager_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1581,7 +1654,7 @@ func (x *UndrainRequest) String() string {
 func (*UndrainRequest) ProtoMessage() {}
 
 func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[21]
+	mi := &file_managerv1_manager_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1594,7 +1667,7 @@ func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainRequest.ProtoReflect.Descriptor instead.
 func (*UndrainRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{21}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *UndrainRequest) GetInstances() []string {
@@ -1612,7 +1685,7 @@ type UndrainResponse struct {
 
 func (x *UndrainResponse) Reset() {
 	*x = UndrainResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[22]
+	mi := &file_managerv1_manager_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1624,7 +1697,7 @@ func (x *UndrainResponse) String() string {
 func (*UndrainResponse) ProtoMessage() {}
 
 func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[22]
+	mi := &file_managerv1_manager_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1637,7 +1710,7 @@ func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainResponse.ProtoReflect.Descriptor instead.
 func (*UndrainResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{22}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{23}
 }
 
 type KeepProjectRequest struct {
@@ -1653,7 +1726,7 @@ type KeepProjectRequest struct {
 
 func (x *KeepProjectRequest) Reset() {
 	*x = KeepProjectRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[23]
+	mi := &file_managerv1_manager_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1665,7 +1738,7 @@ func (x *KeepProjectRequest) String() string {
 func (*KeepProjectRequest) ProtoMessage() {}
 
 func (x *KeepProjectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[23]
+	mi := &file_managerv1_manager_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1678,7 +1751,7 @@ func (x *KeepProjectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepProjectRequest.ProtoReflect.Descriptor instead.
 func (*KeepProjectRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{23}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *KeepProjectRequest) GetDigest() string {
@@ -1711,7 +1784,7 @@ type KeepProjectResponse struct {
 
 func (x *KeepProjectResponse) Reset() {
 	*x = KeepProjectResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[24]
+	mi := &file_managerv1_manager_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1723,7 +1796,7 @@ func (x *KeepProjectResponse) String() string {
 func (*KeepProjectResponse) ProtoMessage() {}
 
 func (x *KeepProjectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[24]
+	mi := &file_managerv1_manager_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1736,7 +1809,7 @@ func (x *KeepProjectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepProjectResponse.ProtoReflect.Descriptor instead.
 func (*KeepProjectResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{24}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *KeepProjectResponse) GetWanted() int64 {
@@ -1757,7 +1830,7 @@ type ArtifactsRequest struct {
 
 func (x *ArtifactsRequest) Reset() {
 	*x = ArtifactsRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[25]
+	mi := &file_managerv1_manager_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1769,7 +1842,7 @@ func (x *ArtifactsRequest) String() string {
 func (*ArtifactsRequest) ProtoMessage() {}
 
 func (x *ArtifactsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[25]
+	mi := &file_managerv1_manager_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1782,7 +1855,7 @@ func (x *ArtifactsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArtifactsRequest.ProtoReflect.Descriptor instead.
 func (*ArtifactsRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{25}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ArtifactsRequest) GetId() string {
@@ -1809,7 +1882,7 @@ type ArtifactsResponse struct {
 
 func (x *ArtifactsResponse) Reset() {
 	*x = ArtifactsResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[26]
+	mi := &file_managerv1_manager_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1821,7 +1894,7 @@ func (x *ArtifactsResponse) String() string {
 func (*ArtifactsResponse) ProtoMessage() {}
 
 func (x *ArtifactsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[26]
+	mi := &file_managerv1_manager_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1834,7 +1907,7 @@ func (x *ArtifactsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArtifactsResponse.ProtoReflect.Descriptor instead.
 func (*ArtifactsResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{26}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ArtifactsResponse) GetData() []byte {
@@ -1862,7 +1935,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[27]
+	mi := &file_managerv1_manager_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1874,7 +1947,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[27]
+	mi := &file_managerv1_manager_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1887,7 +1960,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{27}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ReserveRequest) GetLease() string {
@@ -1940,7 +2013,7 @@ type ReserveResponse struct {
 
 func (x *ReserveResponse) Reset() {
 	*x = ReserveResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[28]
+	mi := &file_managerv1_manager_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1952,7 +2025,7 @@ func (x *ReserveResponse) String() string {
 func (*ReserveResponse) ProtoMessage() {}
 
 func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[28]
+	mi := &file_managerv1_manager_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1965,7 +2038,7 @@ func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveResponse.ProtoReflect.Descriptor instead.
 func (*ReserveResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{28}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ReserveResponse) GetAhead() int64 {
@@ -2011,7 +2084,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[29]
+	mi := &file_managerv1_manager_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2023,7 +2096,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[29]
+	mi := &file_managerv1_manager_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2036,7 +2109,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{29}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ExecRequest) GetWhat() isExecRequest_What {
@@ -2126,7 +2199,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[30]
+	mi := &file_managerv1_manager_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2138,7 +2211,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[30]
+	mi := &file_managerv1_manager_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2151,7 +2224,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{30}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ExecResponse) GetWhat() isExecResponse_What {
@@ -2219,7 +2292,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[31]
+	mi := &file_managerv1_manager_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2231,7 +2304,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[31]
+	mi := &file_managerv1_manager_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2244,7 +2317,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{31}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ReleaseRequest) GetLease() string {
@@ -2264,7 +2337,7 @@ type ReleaseResponse struct {
 
 func (x *ReleaseResponse) Reset() {
 	*x = ReleaseResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[32]
+	mi := &file_managerv1_manager_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2276,7 +2349,7 @@ func (x *ReleaseResponse) String() string {
 func (*ReleaseResponse) ProtoMessage() {}
 
 func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[32]
+	mi := &file_managerv1_manager_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2289,7 +2362,7 @@ func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{32}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ReleaseResponse) GetLeft() []string {
@@ -2319,14 +2392,16 @@ type SubmitPipelineRequest struct {
 	// repository names the project for resource groups: of all its jobs of a group, one runs at a time.
 	Repository string `protobuf:"bytes,10,opt,name=repository,proto3" json:"repository,omitempty"`
 	// in_image says that the jobs run in the containers that they describe.
-	InImage       bool `protobuf:"varint,11,opt,name=in_image,json=inImage,proto3" json:"in_image,omitempty"`
+	InImage bool `protobuf:"varint,11,opt,name=in_image,json=inImage,proto3" json:"in_image,omitempty"`
+	// services are those for the actions of its jobs, for which repository is the project. Not set: none.
+	Services      *BuildServices `protobuf:"bytes,12,opt,name=services,proto3" json:"services,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SubmitPipelineRequest) Reset() {
 	*x = SubmitPipelineRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[33]
+	mi := &file_managerv1_manager_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2338,7 +2413,7 @@ func (x *SubmitPipelineRequest) String() string {
 func (*SubmitPipelineRequest) ProtoMessage() {}
 
 func (x *SubmitPipelineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[33]
+	mi := &file_managerv1_manager_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2351,7 +2426,7 @@ func (x *SubmitPipelineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubmitPipelineRequest.ProtoReflect.Descriptor instead.
 func (*SubmitPipelineRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{33}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *SubmitPipelineRequest) GetKey() string {
@@ -2431,6 +2506,13 @@ func (x *SubmitPipelineRequest) GetInImage() bool {
 	return false
 }
 
+func (x *SubmitPipelineRequest) GetServices() *BuildServices {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
 // PipelineSource is the text of a pipeline, and the answers that reading it needs.
 type PipelineSource struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2459,7 +2541,7 @@ type PipelineSource struct {
 
 func (x *PipelineSource) Reset() {
 	*x = PipelineSource{}
-	mi := &file_managerv1_manager_proto_msgTypes[34]
+	mi := &file_managerv1_manager_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2471,7 +2553,7 @@ func (x *PipelineSource) String() string {
 func (*PipelineSource) ProtoMessage() {}
 
 func (x *PipelineSource) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[34]
+	mi := &file_managerv1_manager_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2484,7 +2566,7 @@ func (x *PipelineSource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PipelineSource.ProtoReflect.Descriptor instead.
 func (*PipelineSource) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{34}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PipelineSource) GetName() string {
@@ -2574,7 +2656,7 @@ type NamedValue struct {
 
 func (x *NamedValue) Reset() {
 	*x = NamedValue{}
-	mi := &file_managerv1_manager_proto_msgTypes[35]
+	mi := &file_managerv1_manager_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2586,7 +2668,7 @@ func (x *NamedValue) String() string {
 func (*NamedValue) ProtoMessage() {}
 
 func (x *NamedValue) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[35]
+	mi := &file_managerv1_manager_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2599,7 +2681,7 @@ func (x *NamedValue) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamedValue.ProtoReflect.Descriptor instead.
 func (*NamedValue) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{35}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *NamedValue) GetName() string {
@@ -2628,7 +2710,7 @@ type SourceFile struct {
 
 func (x *SourceFile) Reset() {
 	*x = SourceFile{}
-	mi := &file_managerv1_manager_proto_msgTypes[36]
+	mi := &file_managerv1_manager_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2640,7 +2722,7 @@ func (x *SourceFile) String() string {
 func (*SourceFile) ProtoMessage() {}
 
 func (x *SourceFile) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[36]
+	mi := &file_managerv1_manager_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2653,7 +2735,7 @@ func (x *SourceFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceFile.ProtoReflect.Descriptor instead.
 func (*SourceFile) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{36}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *SourceFile) GetPath() string {
@@ -2691,7 +2773,7 @@ type Changes struct {
 
 func (x *Changes) Reset() {
 	*x = Changes{}
-	mi := &file_managerv1_manager_proto_msgTypes[37]
+	mi := &file_managerv1_manager_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2703,7 +2785,7 @@ func (x *Changes) String() string {
 func (*Changes) ProtoMessage() {}
 
 func (x *Changes) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[37]
+	mi := &file_managerv1_manager_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2716,7 +2798,7 @@ func (x *Changes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Changes.ProtoReflect.Descriptor instead.
 func (*Changes) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{37}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Changes) GetBase() string {
@@ -2763,7 +2845,7 @@ type PipelineChoice struct {
 
 func (x *PipelineChoice) Reset() {
 	*x = PipelineChoice{}
-	mi := &file_managerv1_manager_proto_msgTypes[38]
+	mi := &file_managerv1_manager_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2775,7 +2857,7 @@ func (x *PipelineChoice) String() string {
 func (*PipelineChoice) ProtoMessage() {}
 
 func (x *PipelineChoice) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[38]
+	mi := &file_managerv1_manager_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2788,7 +2870,7 @@ func (x *PipelineChoice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PipelineChoice.ProtoReflect.Descriptor instead.
 func (*PipelineChoice) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{38}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *PipelineChoice) GetJob() string {
@@ -2842,7 +2924,7 @@ type SubmitPipelineResponse struct {
 
 func (x *SubmitPipelineResponse) Reset() {
 	*x = SubmitPipelineResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[39]
+	mi := &file_managerv1_manager_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2854,7 +2936,7 @@ func (x *SubmitPipelineResponse) String() string {
 func (*SubmitPipelineResponse) ProtoMessage() {}
 
 func (x *SubmitPipelineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[39]
+	mi := &file_managerv1_manager_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2867,7 +2949,7 @@ func (x *SubmitPipelineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubmitPipelineResponse.ProtoReflect.Descriptor instead.
 func (*SubmitPipelineResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{39}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *SubmitPipelineResponse) GetId() string {
@@ -2908,7 +2990,7 @@ type Pipeline struct {
 
 func (x *Pipeline) Reset() {
 	*x = Pipeline{}
-	mi := &file_managerv1_manager_proto_msgTypes[40]
+	mi := &file_managerv1_manager_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2920,7 +3002,7 @@ func (x *Pipeline) String() string {
 func (*Pipeline) ProtoMessage() {}
 
 func (x *Pipeline) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[40]
+	mi := &file_managerv1_manager_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2933,7 +3015,7 @@ func (x *Pipeline) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pipeline.ProtoReflect.Descriptor instead.
 func (*Pipeline) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{40}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Pipeline) GetId() string {
@@ -3073,7 +3155,7 @@ type PipelineJob struct {
 
 func (x *PipelineJob) Reset() {
 	*x = PipelineJob{}
-	mi := &file_managerv1_manager_proto_msgTypes[41]
+	mi := &file_managerv1_manager_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3085,7 +3167,7 @@ func (x *PipelineJob) String() string {
 func (*PipelineJob) ProtoMessage() {}
 
 func (x *PipelineJob) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[41]
+	mi := &file_managerv1_manager_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3098,7 +3180,7 @@ func (x *PipelineJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PipelineJob.ProtoReflect.Descriptor instead.
 func (*PipelineJob) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{41}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *PipelineJob) GetName() string {
@@ -3188,7 +3270,7 @@ type ListPipelinesRequest struct {
 
 func (x *ListPipelinesRequest) Reset() {
 	*x = ListPipelinesRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[42]
+	mi := &file_managerv1_manager_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3200,7 +3282,7 @@ func (x *ListPipelinesRequest) String() string {
 func (*ListPipelinesRequest) ProtoMessage() {}
 
 func (x *ListPipelinesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[42]
+	mi := &file_managerv1_manager_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3213,7 +3295,7 @@ func (x *ListPipelinesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPipelinesRequest.ProtoReflect.Descriptor instead.
 func (*ListPipelinesRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{42}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ListPipelinesRequest) GetLimit() int32 {
@@ -3232,7 +3314,7 @@ type ListPipelinesResponse struct {
 
 func (x *ListPipelinesResponse) Reset() {
 	*x = ListPipelinesResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[43]
+	mi := &file_managerv1_manager_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3244,7 +3326,7 @@ func (x *ListPipelinesResponse) String() string {
 func (*ListPipelinesResponse) ProtoMessage() {}
 
 func (x *ListPipelinesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[43]
+	mi := &file_managerv1_manager_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3257,7 +3339,7 @@ func (x *ListPipelinesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPipelinesResponse.ProtoReflect.Descriptor instead.
 func (*ListPipelinesResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{43}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListPipelinesResponse) GetPipelines() []*Pipeline {
@@ -3277,7 +3359,7 @@ type GetPipelineRequest struct {
 
 func (x *GetPipelineRequest) Reset() {
 	*x = GetPipelineRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[44]
+	mi := &file_managerv1_manager_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3289,7 +3371,7 @@ func (x *GetPipelineRequest) String() string {
 func (*GetPipelineRequest) ProtoMessage() {}
 
 func (x *GetPipelineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[44]
+	mi := &file_managerv1_manager_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3302,7 +3384,7 @@ func (x *GetPipelineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPipelineRequest.ProtoReflect.Descriptor instead.
 func (*GetPipelineRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{44}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *GetPipelineRequest) GetId() string {
@@ -3330,7 +3412,7 @@ type PlayPipelineRequest struct {
 
 func (x *PlayPipelineRequest) Reset() {
 	*x = PlayPipelineRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[45]
+	mi := &file_managerv1_manager_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3342,7 +3424,7 @@ func (x *PlayPipelineRequest) String() string {
 func (*PlayPipelineRequest) ProtoMessage() {}
 
 func (x *PlayPipelineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[45]
+	mi := &file_managerv1_manager_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3355,7 +3437,7 @@ func (x *PlayPipelineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlayPipelineRequest.ProtoReflect.Descriptor instead.
 func (*PlayPipelineRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{45}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *PlayPipelineRequest) GetId() string {
@@ -3380,7 +3462,7 @@ type PlayPipelineResponse struct {
 
 func (x *PlayPipelineResponse) Reset() {
 	*x = PlayPipelineResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[46]
+	mi := &file_managerv1_manager_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3392,7 +3474,7 @@ func (x *PlayPipelineResponse) String() string {
 func (*PlayPipelineResponse) ProtoMessage() {}
 
 func (x *PlayPipelineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[46]
+	mi := &file_managerv1_manager_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3405,7 +3487,7 @@ func (x *PlayPipelineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlayPipelineResponse.ProtoReflect.Descriptor instead.
 func (*PlayPipelineResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{46}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{47}
 }
 
 type RetryPipelineRequest struct {
@@ -3417,7 +3499,7 @@ type RetryPipelineRequest struct {
 
 func (x *RetryPipelineRequest) Reset() {
 	*x = RetryPipelineRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[47]
+	mi := &file_managerv1_manager_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3429,7 +3511,7 @@ func (x *RetryPipelineRequest) String() string {
 func (*RetryPipelineRequest) ProtoMessage() {}
 
 func (x *RetryPipelineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[47]
+	mi := &file_managerv1_manager_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3442,7 +3524,7 @@ func (x *RetryPipelineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryPipelineRequest.ProtoReflect.Descriptor instead.
 func (*RetryPipelineRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{47}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RetryPipelineRequest) GetId() string {
@@ -3460,7 +3542,7 @@ type RetryPipelineResponse struct {
 
 func (x *RetryPipelineResponse) Reset() {
 	*x = RetryPipelineResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[48]
+	mi := &file_managerv1_manager_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3472,7 +3554,7 @@ func (x *RetryPipelineResponse) String() string {
 func (*RetryPipelineResponse) ProtoMessage() {}
 
 func (x *RetryPipelineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[48]
+	mi := &file_managerv1_manager_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3485,7 +3567,7 @@ func (x *RetryPipelineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryPipelineResponse.ProtoReflect.Descriptor instead.
 func (*RetryPipelineResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{48}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{49}
 }
 
 // Entry is an action of an operator.
@@ -3506,7 +3588,7 @@ type AuditResponse_Entry struct {
 
 func (x *AuditResponse_Entry) Reset() {
 	*x = AuditResponse_Entry{}
-	mi := &file_managerv1_manager_proto_msgTypes[51]
+	mi := &file_managerv1_manager_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3518,7 +3600,7 @@ func (x *AuditResponse_Entry) String() string {
 func (*AuditResponse_Entry) ProtoMessage() {}
 
 func (x *AuditResponse_Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[51]
+	mi := &file_managerv1_manager_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3531,7 +3613,7 @@ func (x *AuditResponse_Entry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditResponse_Entry.ProtoReflect.Descriptor instead.
 func (*AuditResponse_Entry) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{16, 0}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{17, 0}
 }
 
 func (x *AuditResponse_Entry) GetAt() *timestamppb.Timestamp {
@@ -3582,7 +3664,7 @@ type ExecRequest_Start struct {
 
 func (x *ExecRequest_Start) Reset() {
 	*x = ExecRequest_Start{}
-	mi := &file_managerv1_manager_proto_msgTypes[53]
+	mi := &file_managerv1_manager_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3594,7 +3676,7 @@ func (x *ExecRequest_Start) String() string {
 func (*ExecRequest_Start) ProtoMessage() {}
 
 func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[53]
+	mi := &file_managerv1_manager_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3607,7 +3689,7 @@ func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest_Start.ProtoReflect.Descriptor instead.
 func (*ExecRequest_Start) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{29, 0}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{30, 0}
 }
 
 func (x *ExecRequest_Start) GetLease() string {
@@ -3644,7 +3726,7 @@ type ExecResponse_Exit struct {
 
 func (x *ExecResponse_Exit) Reset() {
 	*x = ExecResponse_Exit{}
-	mi := &file_managerv1_manager_proto_msgTypes[54]
+	mi := &file_managerv1_manager_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3656,7 +3738,7 @@ func (x *ExecResponse_Exit) String() string {
 func (*ExecResponse_Exit) ProtoMessage() {}
 
 func (x *ExecResponse_Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[54]
+	mi := &file_managerv1_manager_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3669,7 +3751,7 @@ func (x *ExecResponse_Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse_Exit.ProtoReflect.Descriptor instead.
 func (*ExecResponse_Exit) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{30, 0}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{31, 0}
 }
 
 func (x *ExecResponse_Exit) GetCode() int32 {
@@ -3690,7 +3772,7 @@ var File_managerv1_manager_proto protoreflect.FileDescriptor
 
 const file_managerv1_manager_proto_rawDesc = "" +
 	"\n" +
-	"\x17managerv1/manager.proto\x12\x12stepmux.manager.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x13stepmuxv1/job.proto\"\xdc\x03\n" +
+	"\x17managerv1/manager.proto\x12\x12stepmux.manager.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x13stepmuxv1/job.proto\"\x9b\x04\n" +
 	"\rSubmitRequest\x12!\n" +
 	"\x03job\x18\x11 \x01(\v2\x0f.stepmux.v1.JobR\x03job\x12\x10\n" +
 	"\x03key\x18\x12 \x01(\tR\x03key\x12\x18\n" +
@@ -3703,7 +3785,8 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"retry_lost\x18\v \x01(\bR\tretryLost\x12\x14\n" +
 	"\x05trace\x18\f \x01(\bR\x05trace\x127\n" +
 	"\bwarnings\x18\x13 \x03(\v2\x1b.stepmux.manager.v1.WarningR\bwarnings\x12=\n" +
-	"\bpipeline\x18\x14 \x01(\v2!.stepmux.manager.v1.PipelineBuildR\bpipeline\x1a9\n" +
+	"\bpipeline\x18\x14 \x01(\v2!.stepmux.manager.v1.PipelineBuildR\bpipeline\x12=\n" +
+	"\bservices\x18\x15 \x01(\v2!.stepmux.manager.v1.BuildServicesR\bservices\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\x01\x10\aJ\x04\b\r\x10\x11\" \n" +
@@ -3717,7 +3800,11 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\bin_image\x18\x05 \x01(\bR\ainImage\x12\x1c\n" +
 	"\tcontainer\x18\x06 \x01(\fR\tcontainer\x12#\n" +
 	"\rafter_success\x18\a \x03(\tR\fafterSuccess\x12#\n" +
-	"\rafter_failure\x18\b \x03(\tR\fafterFailure\"\xd6\x01\n" +
+	"\rafter_failure\x18\b \x03(\tR\fafterFailure\"[\n" +
+	"\rBuildServices\x12\x18\n" +
+	"\aproject\x18\x01 \x01(\tR\aproject\x12\x16\n" +
+	"\x06scopes\x18\x02 \x03(\tR\x06scopes\x12\x18\n" +
+	"\aattempt\x18\x03 \x01(\x05R\aattempt\"\xd6\x01\n" +
 	"\rPipelineCache\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x12\x14\n" +
@@ -3863,7 +3950,7 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\x0eReleaseRequest\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\tR\x05lease\"%\n" +
 	"\x0fReleaseResponse\x12\x12\n" +
-	"\x04left\x18\x01 \x03(\tR\x04left\"\x85\x04\n" +
+	"\x04left\x18\x01 \x03(\tR\x04left\"\xc4\x04\n" +
 	"\x15SubmitPipelineRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12:\n" +
 	"\x06source\x18\x02 \x01(\v2\".stepmux.manager.v1.PipelineSourceR\x06source\x12:\n" +
@@ -3879,7 +3966,8 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"repository\x18\n" +
 	" \x01(\tR\n" +
 	"repository\x12\x19\n" +
-	"\bin_image\x18\v \x01(\bR\ainImage\x1a9\n" +
+	"\bin_image\x18\v \x01(\bR\ainImage\x12=\n" +
+	"\bservices\x18\f \x01(\v2!.stepmux.manager.v1.BuildServicesR\bservices\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x99\x04\n" +
@@ -4013,160 +4101,163 @@ func file_managerv1_manager_proto_rawDescGZIP() []byte {
 }
 
 var file_managerv1_manager_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_managerv1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
+var file_managerv1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
 var file_managerv1_manager_proto_goTypes = []any{
 	(Build_Phase)(0),               // 0: stepmux.manager.v1.Build.Phase
 	(Pipeline_Phase)(0),            // 1: stepmux.manager.v1.Pipeline.Phase
 	(*SubmitRequest)(nil),          // 2: stepmux.manager.v1.SubmitRequest
 	(*SubmitResponse)(nil),         // 3: stepmux.manager.v1.SubmitResponse
 	(*PipelineBuild)(nil),          // 4: stepmux.manager.v1.PipelineBuild
-	(*PipelineCache)(nil),          // 5: stepmux.manager.v1.PipelineCache
-	(*Archive)(nil),                // 6: stepmux.manager.v1.Archive
-	(*Warning)(nil),                // 7: stepmux.manager.v1.Warning
-	(*GetRequest)(nil),             // 8: stepmux.manager.v1.GetRequest
-	(*Build)(nil),                  // 9: stepmux.manager.v1.Build
-	(*Result)(nil),                 // 10: stepmux.manager.v1.Result
-	(*ListRequest)(nil),            // 11: stepmux.manager.v1.ListRequest
-	(*ListResponse)(nil),           // 12: stepmux.manager.v1.ListResponse
-	(*FollowRequest)(nil),          // 13: stepmux.manager.v1.FollowRequest
-	(*FollowResponse)(nil),         // 14: stepmux.manager.v1.FollowResponse
-	(*CancelRequest)(nil),          // 15: stepmux.manager.v1.CancelRequest
-	(*CancelResponse)(nil),         // 16: stepmux.manager.v1.CancelResponse
-	(*AuditRequest)(nil),           // 17: stepmux.manager.v1.AuditRequest
-	(*AuditResponse)(nil),          // 18: stepmux.manager.v1.AuditResponse
-	(*StatusRequest)(nil),          // 19: stepmux.manager.v1.StatusRequest
-	(*StatusResponse)(nil),         // 20: stepmux.manager.v1.StatusResponse
-	(*DrainRequest)(nil),           // 21: stepmux.manager.v1.DrainRequest
-	(*DrainResponse)(nil),          // 22: stepmux.manager.v1.DrainResponse
-	(*UndrainRequest)(nil),         // 23: stepmux.manager.v1.UndrainRequest
-	(*UndrainResponse)(nil),        // 24: stepmux.manager.v1.UndrainResponse
-	(*KeepProjectRequest)(nil),     // 25: stepmux.manager.v1.KeepProjectRequest
-	(*KeepProjectResponse)(nil),    // 26: stepmux.manager.v1.KeepProjectResponse
-	(*ArtifactsRequest)(nil),       // 27: stepmux.manager.v1.ArtifactsRequest
-	(*ArtifactsResponse)(nil),      // 28: stepmux.manager.v1.ArtifactsResponse
-	(*ReserveRequest)(nil),         // 29: stepmux.manager.v1.ReserveRequest
-	(*ReserveResponse)(nil),        // 30: stepmux.manager.v1.ReserveResponse
-	(*ExecRequest)(nil),            // 31: stepmux.manager.v1.ExecRequest
-	(*ExecResponse)(nil),           // 32: stepmux.manager.v1.ExecResponse
-	(*ReleaseRequest)(nil),         // 33: stepmux.manager.v1.ReleaseRequest
-	(*ReleaseResponse)(nil),        // 34: stepmux.manager.v1.ReleaseResponse
-	(*SubmitPipelineRequest)(nil),  // 35: stepmux.manager.v1.SubmitPipelineRequest
-	(*PipelineSource)(nil),         // 36: stepmux.manager.v1.PipelineSource
-	(*NamedValue)(nil),             // 37: stepmux.manager.v1.NamedValue
-	(*SourceFile)(nil),             // 38: stepmux.manager.v1.SourceFile
-	(*Changes)(nil),                // 39: stepmux.manager.v1.Changes
-	(*PipelineChoice)(nil),         // 40: stepmux.manager.v1.PipelineChoice
-	(*SubmitPipelineResponse)(nil), // 41: stepmux.manager.v1.SubmitPipelineResponse
-	(*Pipeline)(nil),               // 42: stepmux.manager.v1.Pipeline
-	(*PipelineJob)(nil),            // 43: stepmux.manager.v1.PipelineJob
-	(*ListPipelinesRequest)(nil),   // 44: stepmux.manager.v1.ListPipelinesRequest
-	(*ListPipelinesResponse)(nil),  // 45: stepmux.manager.v1.ListPipelinesResponse
-	(*GetPipelineRequest)(nil),     // 46: stepmux.manager.v1.GetPipelineRequest
-	(*PlayPipelineRequest)(nil),    // 47: stepmux.manager.v1.PlayPipelineRequest
-	(*PlayPipelineResponse)(nil),   // 48: stepmux.manager.v1.PlayPipelineResponse
-	(*RetryPipelineRequest)(nil),   // 49: stepmux.manager.v1.RetryPipelineRequest
-	(*RetryPipelineResponse)(nil),  // 50: stepmux.manager.v1.RetryPipelineResponse
-	nil,                            // 51: stepmux.manager.v1.SubmitRequest.LabelsEntry
-	nil,                            // 52: stepmux.manager.v1.Build.LabelsEntry
-	(*AuditResponse_Entry)(nil),    // 53: stepmux.manager.v1.AuditResponse.Entry
-	nil,                            // 54: stepmux.manager.v1.ReserveRequest.LabelsEntry
-	(*ExecRequest_Start)(nil),      // 55: stepmux.manager.v1.ExecRequest.Start
-	(*ExecResponse_Exit)(nil),      // 56: stepmux.manager.v1.ExecResponse.Exit
-	nil,                            // 57: stepmux.manager.v1.SubmitPipelineRequest.LabelsEntry
-	nil,                            // 58: stepmux.manager.v1.PipelineSource.InputsEntry
-	nil,                            // 59: stepmux.manager.v1.Pipeline.CountsEntry
-	(*stepmuxv1.Job)(nil),          // 60: stepmux.v1.Job
-	(*timestamppb.Timestamp)(nil),  // 61: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),    // 62: google.protobuf.Duration
+	(*BuildServices)(nil),          // 5: stepmux.manager.v1.BuildServices
+	(*PipelineCache)(nil),          // 6: stepmux.manager.v1.PipelineCache
+	(*Archive)(nil),                // 7: stepmux.manager.v1.Archive
+	(*Warning)(nil),                // 8: stepmux.manager.v1.Warning
+	(*GetRequest)(nil),             // 9: stepmux.manager.v1.GetRequest
+	(*Build)(nil),                  // 10: stepmux.manager.v1.Build
+	(*Result)(nil),                 // 11: stepmux.manager.v1.Result
+	(*ListRequest)(nil),            // 12: stepmux.manager.v1.ListRequest
+	(*ListResponse)(nil),           // 13: stepmux.manager.v1.ListResponse
+	(*FollowRequest)(nil),          // 14: stepmux.manager.v1.FollowRequest
+	(*FollowResponse)(nil),         // 15: stepmux.manager.v1.FollowResponse
+	(*CancelRequest)(nil),          // 16: stepmux.manager.v1.CancelRequest
+	(*CancelResponse)(nil),         // 17: stepmux.manager.v1.CancelResponse
+	(*AuditRequest)(nil),           // 18: stepmux.manager.v1.AuditRequest
+	(*AuditResponse)(nil),          // 19: stepmux.manager.v1.AuditResponse
+	(*StatusRequest)(nil),          // 20: stepmux.manager.v1.StatusRequest
+	(*StatusResponse)(nil),         // 21: stepmux.manager.v1.StatusResponse
+	(*DrainRequest)(nil),           // 22: stepmux.manager.v1.DrainRequest
+	(*DrainResponse)(nil),          // 23: stepmux.manager.v1.DrainResponse
+	(*UndrainRequest)(nil),         // 24: stepmux.manager.v1.UndrainRequest
+	(*UndrainResponse)(nil),        // 25: stepmux.manager.v1.UndrainResponse
+	(*KeepProjectRequest)(nil),     // 26: stepmux.manager.v1.KeepProjectRequest
+	(*KeepProjectResponse)(nil),    // 27: stepmux.manager.v1.KeepProjectResponse
+	(*ArtifactsRequest)(nil),       // 28: stepmux.manager.v1.ArtifactsRequest
+	(*ArtifactsResponse)(nil),      // 29: stepmux.manager.v1.ArtifactsResponse
+	(*ReserveRequest)(nil),         // 30: stepmux.manager.v1.ReserveRequest
+	(*ReserveResponse)(nil),        // 31: stepmux.manager.v1.ReserveResponse
+	(*ExecRequest)(nil),            // 32: stepmux.manager.v1.ExecRequest
+	(*ExecResponse)(nil),           // 33: stepmux.manager.v1.ExecResponse
+	(*ReleaseRequest)(nil),         // 34: stepmux.manager.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),        // 35: stepmux.manager.v1.ReleaseResponse
+	(*SubmitPipelineRequest)(nil),  // 36: stepmux.manager.v1.SubmitPipelineRequest
+	(*PipelineSource)(nil),         // 37: stepmux.manager.v1.PipelineSource
+	(*NamedValue)(nil),             // 38: stepmux.manager.v1.NamedValue
+	(*SourceFile)(nil),             // 39: stepmux.manager.v1.SourceFile
+	(*Changes)(nil),                // 40: stepmux.manager.v1.Changes
+	(*PipelineChoice)(nil),         // 41: stepmux.manager.v1.PipelineChoice
+	(*SubmitPipelineResponse)(nil), // 42: stepmux.manager.v1.SubmitPipelineResponse
+	(*Pipeline)(nil),               // 43: stepmux.manager.v1.Pipeline
+	(*PipelineJob)(nil),            // 44: stepmux.manager.v1.PipelineJob
+	(*ListPipelinesRequest)(nil),   // 45: stepmux.manager.v1.ListPipelinesRequest
+	(*ListPipelinesResponse)(nil),  // 46: stepmux.manager.v1.ListPipelinesResponse
+	(*GetPipelineRequest)(nil),     // 47: stepmux.manager.v1.GetPipelineRequest
+	(*PlayPipelineRequest)(nil),    // 48: stepmux.manager.v1.PlayPipelineRequest
+	(*PlayPipelineResponse)(nil),   // 49: stepmux.manager.v1.PlayPipelineResponse
+	(*RetryPipelineRequest)(nil),   // 50: stepmux.manager.v1.RetryPipelineRequest
+	(*RetryPipelineResponse)(nil),  // 51: stepmux.manager.v1.RetryPipelineResponse
+	nil,                            // 52: stepmux.manager.v1.SubmitRequest.LabelsEntry
+	nil,                            // 53: stepmux.manager.v1.Build.LabelsEntry
+	(*AuditResponse_Entry)(nil),    // 54: stepmux.manager.v1.AuditResponse.Entry
+	nil,                            // 55: stepmux.manager.v1.ReserveRequest.LabelsEntry
+	(*ExecRequest_Start)(nil),      // 56: stepmux.manager.v1.ExecRequest.Start
+	(*ExecResponse_Exit)(nil),      // 57: stepmux.manager.v1.ExecResponse.Exit
+	nil,                            // 58: stepmux.manager.v1.SubmitPipelineRequest.LabelsEntry
+	nil,                            // 59: stepmux.manager.v1.PipelineSource.InputsEntry
+	nil,                            // 60: stepmux.manager.v1.Pipeline.CountsEntry
+	(*stepmuxv1.Job)(nil),          // 61: stepmux.v1.Job
+	(*timestamppb.Timestamp)(nil),  // 62: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),    // 63: google.protobuf.Duration
 }
 var file_managerv1_manager_proto_depIdxs = []int32{
-	60, // 0: stepmux.manager.v1.SubmitRequest.job:type_name -> stepmux.v1.Job
-	51, // 1: stepmux.manager.v1.SubmitRequest.labels:type_name -> stepmux.manager.v1.SubmitRequest.LabelsEntry
-	7,  // 2: stepmux.manager.v1.SubmitRequest.warnings:type_name -> stepmux.manager.v1.Warning
+	61, // 0: stepmux.manager.v1.SubmitRequest.job:type_name -> stepmux.v1.Job
+	52, // 1: stepmux.manager.v1.SubmitRequest.labels:type_name -> stepmux.manager.v1.SubmitRequest.LabelsEntry
+	8,  // 2: stepmux.manager.v1.SubmitRequest.warnings:type_name -> stepmux.manager.v1.Warning
 	4,  // 3: stepmux.manager.v1.SubmitRequest.pipeline:type_name -> stepmux.manager.v1.PipelineBuild
-	6,  // 4: stepmux.manager.v1.PipelineBuild.archives:type_name -> stepmux.manager.v1.Archive
-	5,  // 5: stepmux.manager.v1.PipelineBuild.caches:type_name -> stepmux.manager.v1.PipelineCache
-	6,  // 6: stepmux.manager.v1.PipelineCache.has:type_name -> stepmux.manager.v1.Archive
-	0,  // 7: stepmux.manager.v1.Build.phase:type_name -> stepmux.manager.v1.Build.Phase
-	61, // 8: stepmux.manager.v1.Build.submitted:type_name -> google.protobuf.Timestamp
-	61, // 9: stepmux.manager.v1.Build.started:type_name -> google.protobuf.Timestamp
-	61, // 10: stepmux.manager.v1.Build.ended_at:type_name -> google.protobuf.Timestamp
-	10, // 11: stepmux.manager.v1.Build.result:type_name -> stepmux.manager.v1.Result
-	52, // 12: stepmux.manager.v1.Build.labels:type_name -> stepmux.manager.v1.Build.LabelsEntry
-	62, // 13: stepmux.manager.v1.Build.connect:type_name -> google.protobuf.Duration
-	62, // 14: stepmux.manager.v1.Build.first_output:type_name -> google.protobuf.Duration
-	7,  // 15: stepmux.manager.v1.Build.warnings:type_name -> stepmux.manager.v1.Warning
-	0,  // 16: stepmux.manager.v1.ListRequest.phase:type_name -> stepmux.manager.v1.Build.Phase
-	9,  // 17: stepmux.manager.v1.ListResponse.builds:type_name -> stepmux.manager.v1.Build
-	9,  // 18: stepmux.manager.v1.FollowResponse.build:type_name -> stepmux.manager.v1.Build
-	53, // 19: stepmux.manager.v1.AuditResponse.entries:type_name -> stepmux.manager.v1.AuditResponse.Entry
-	62, // 20: stepmux.manager.v1.DrainRequest.for:type_name -> google.protobuf.Duration
-	54, // 21: stepmux.manager.v1.ReserveRequest.labels:type_name -> stepmux.manager.v1.ReserveRequest.LabelsEntry
-	62, // 22: stepmux.manager.v1.ReserveRequest.limit:type_name -> google.protobuf.Duration
-	55, // 23: stepmux.manager.v1.ExecRequest.start:type_name -> stepmux.manager.v1.ExecRequest.Start
-	56, // 24: stepmux.manager.v1.ExecResponse.exit:type_name -> stepmux.manager.v1.ExecResponse.Exit
-	36, // 25: stepmux.manager.v1.SubmitPipelineRequest.source:type_name -> stepmux.manager.v1.PipelineSource
-	40, // 26: stepmux.manager.v1.SubmitPipelineRequest.choice:type_name -> stepmux.manager.v1.PipelineChoice
-	60, // 27: stepmux.manager.v1.SubmitPipelineRequest.options:type_name -> stepmux.v1.Job
-	57, // 28: stepmux.manager.v1.SubmitPipelineRequest.labels:type_name -> stepmux.manager.v1.SubmitPipelineRequest.LabelsEntry
-	58, // 29: stepmux.manager.v1.PipelineSource.inputs:type_name -> stepmux.manager.v1.PipelineSource.InputsEntry
-	37, // 30: stepmux.manager.v1.PipelineSource.predefined:type_name -> stepmux.manager.v1.NamedValue
-	38, // 31: stepmux.manager.v1.PipelineSource.files:type_name -> stepmux.manager.v1.SourceFile
-	38, // 32: stepmux.manager.v1.PipelineSource.elsewhere:type_name -> stepmux.manager.v1.SourceFile
-	39, // 33: stepmux.manager.v1.PipelineSource.changed:type_name -> stepmux.manager.v1.Changes
-	1,  // 34: stepmux.manager.v1.Pipeline.phase:type_name -> stepmux.manager.v1.Pipeline.Phase
-	61, // 35: stepmux.manager.v1.Pipeline.submitted:type_name -> google.protobuf.Timestamp
-	61, // 36: stepmux.manager.v1.Pipeline.started:type_name -> google.protobuf.Timestamp
-	61, // 37: stepmux.manager.v1.Pipeline.ended_at:type_name -> google.protobuf.Timestamp
-	43, // 38: stepmux.manager.v1.Pipeline.jobs:type_name -> stepmux.manager.v1.PipelineJob
-	59, // 39: stepmux.manager.v1.Pipeline.counts:type_name -> stepmux.manager.v1.Pipeline.CountsEntry
-	61, // 40: stepmux.manager.v1.PipelineJob.started:type_name -> google.protobuf.Timestamp
-	61, // 41: stepmux.manager.v1.PipelineJob.finished:type_name -> google.protobuf.Timestamp
-	42, // 42: stepmux.manager.v1.ListPipelinesResponse.pipelines:type_name -> stepmux.manager.v1.Pipeline
-	61, // 43: stepmux.manager.v1.AuditResponse.Entry.at:type_name -> google.protobuf.Timestamp
-	2,  // 44: stepmux.manager.v1.Manager.Submit:input_type -> stepmux.manager.v1.SubmitRequest
-	8,  // 45: stepmux.manager.v1.Manager.Get:input_type -> stepmux.manager.v1.GetRequest
-	11, // 46: stepmux.manager.v1.Manager.List:input_type -> stepmux.manager.v1.ListRequest
-	13, // 47: stepmux.manager.v1.Manager.Follow:input_type -> stepmux.manager.v1.FollowRequest
-	15, // 48: stepmux.manager.v1.Manager.Cancel:input_type -> stepmux.manager.v1.CancelRequest
-	17, // 49: stepmux.manager.v1.Manager.Audit:input_type -> stepmux.manager.v1.AuditRequest
-	19, // 50: stepmux.manager.v1.Manager.Status:input_type -> stepmux.manager.v1.StatusRequest
-	21, // 51: stepmux.manager.v1.Manager.Drain:input_type -> stepmux.manager.v1.DrainRequest
-	23, // 52: stepmux.manager.v1.Manager.Undrain:input_type -> stepmux.manager.v1.UndrainRequest
-	25, // 53: stepmux.manager.v1.Manager.KeepProject:input_type -> stepmux.manager.v1.KeepProjectRequest
-	27, // 54: stepmux.manager.v1.Manager.Artifacts:input_type -> stepmux.manager.v1.ArtifactsRequest
-	29, // 55: stepmux.manager.v1.Manager.Reserve:input_type -> stepmux.manager.v1.ReserveRequest
-	31, // 56: stepmux.manager.v1.Manager.Exec:input_type -> stepmux.manager.v1.ExecRequest
-	33, // 57: stepmux.manager.v1.Manager.Release:input_type -> stepmux.manager.v1.ReleaseRequest
-	35, // 58: stepmux.manager.v1.Manager.SubmitPipeline:input_type -> stepmux.manager.v1.SubmitPipelineRequest
-	44, // 59: stepmux.manager.v1.Manager.ListPipelines:input_type -> stepmux.manager.v1.ListPipelinesRequest
-	46, // 60: stepmux.manager.v1.Manager.GetPipeline:input_type -> stepmux.manager.v1.GetPipelineRequest
-	47, // 61: stepmux.manager.v1.Manager.PlayPipeline:input_type -> stepmux.manager.v1.PlayPipelineRequest
-	49, // 62: stepmux.manager.v1.Manager.RetryPipeline:input_type -> stepmux.manager.v1.RetryPipelineRequest
-	3,  // 63: stepmux.manager.v1.Manager.Submit:output_type -> stepmux.manager.v1.SubmitResponse
-	9,  // 64: stepmux.manager.v1.Manager.Get:output_type -> stepmux.manager.v1.Build
-	12, // 65: stepmux.manager.v1.Manager.List:output_type -> stepmux.manager.v1.ListResponse
-	14, // 66: stepmux.manager.v1.Manager.Follow:output_type -> stepmux.manager.v1.FollowResponse
-	16, // 67: stepmux.manager.v1.Manager.Cancel:output_type -> stepmux.manager.v1.CancelResponse
-	18, // 68: stepmux.manager.v1.Manager.Audit:output_type -> stepmux.manager.v1.AuditResponse
-	20, // 69: stepmux.manager.v1.Manager.Status:output_type -> stepmux.manager.v1.StatusResponse
-	22, // 70: stepmux.manager.v1.Manager.Drain:output_type -> stepmux.manager.v1.DrainResponse
-	24, // 71: stepmux.manager.v1.Manager.Undrain:output_type -> stepmux.manager.v1.UndrainResponse
-	26, // 72: stepmux.manager.v1.Manager.KeepProject:output_type -> stepmux.manager.v1.KeepProjectResponse
-	28, // 73: stepmux.manager.v1.Manager.Artifacts:output_type -> stepmux.manager.v1.ArtifactsResponse
-	30, // 74: stepmux.manager.v1.Manager.Reserve:output_type -> stepmux.manager.v1.ReserveResponse
-	32, // 75: stepmux.manager.v1.Manager.Exec:output_type -> stepmux.manager.v1.ExecResponse
-	34, // 76: stepmux.manager.v1.Manager.Release:output_type -> stepmux.manager.v1.ReleaseResponse
-	41, // 77: stepmux.manager.v1.Manager.SubmitPipeline:output_type -> stepmux.manager.v1.SubmitPipelineResponse
-	45, // 78: stepmux.manager.v1.Manager.ListPipelines:output_type -> stepmux.manager.v1.ListPipelinesResponse
-	42, // 79: stepmux.manager.v1.Manager.GetPipeline:output_type -> stepmux.manager.v1.Pipeline
-	48, // 80: stepmux.manager.v1.Manager.PlayPipeline:output_type -> stepmux.manager.v1.PlayPipelineResponse
-	50, // 81: stepmux.manager.v1.Manager.RetryPipeline:output_type -> stepmux.manager.v1.RetryPipelineResponse
-	63, // [63:82] is the sub-list for method output_type
-	44, // [44:63] is the sub-list for method input_type
-	44, // [44:44] is the sub-list for extension type_name
-	44, // [44:44] is the sub-list for extension extendee
-	0,  // [0:44] is the sub-list for field type_name
+	5,  // 4: stepmux.manager.v1.SubmitRequest.services:type_name -> stepmux.manager.v1.BuildServices
+	7,  // 5: stepmux.manager.v1.PipelineBuild.archives:type_name -> stepmux.manager.v1.Archive
+	6,  // 6: stepmux.manager.v1.PipelineBuild.caches:type_name -> stepmux.manager.v1.PipelineCache
+	7,  // 7: stepmux.manager.v1.PipelineCache.has:type_name -> stepmux.manager.v1.Archive
+	0,  // 8: stepmux.manager.v1.Build.phase:type_name -> stepmux.manager.v1.Build.Phase
+	62, // 9: stepmux.manager.v1.Build.submitted:type_name -> google.protobuf.Timestamp
+	62, // 10: stepmux.manager.v1.Build.started:type_name -> google.protobuf.Timestamp
+	62, // 11: stepmux.manager.v1.Build.ended_at:type_name -> google.protobuf.Timestamp
+	11, // 12: stepmux.manager.v1.Build.result:type_name -> stepmux.manager.v1.Result
+	53, // 13: stepmux.manager.v1.Build.labels:type_name -> stepmux.manager.v1.Build.LabelsEntry
+	63, // 14: stepmux.manager.v1.Build.connect:type_name -> google.protobuf.Duration
+	63, // 15: stepmux.manager.v1.Build.first_output:type_name -> google.protobuf.Duration
+	8,  // 16: stepmux.manager.v1.Build.warnings:type_name -> stepmux.manager.v1.Warning
+	0,  // 17: stepmux.manager.v1.ListRequest.phase:type_name -> stepmux.manager.v1.Build.Phase
+	10, // 18: stepmux.manager.v1.ListResponse.builds:type_name -> stepmux.manager.v1.Build
+	10, // 19: stepmux.manager.v1.FollowResponse.build:type_name -> stepmux.manager.v1.Build
+	54, // 20: stepmux.manager.v1.AuditResponse.entries:type_name -> stepmux.manager.v1.AuditResponse.Entry
+	63, // 21: stepmux.manager.v1.DrainRequest.for:type_name -> google.protobuf.Duration
+	55, // 22: stepmux.manager.v1.ReserveRequest.labels:type_name -> stepmux.manager.v1.ReserveRequest.LabelsEntry
+	63, // 23: stepmux.manager.v1.ReserveRequest.limit:type_name -> google.protobuf.Duration
+	56, // 24: stepmux.manager.v1.ExecRequest.start:type_name -> stepmux.manager.v1.ExecRequest.Start
+	57, // 25: stepmux.manager.v1.ExecResponse.exit:type_name -> stepmux.manager.v1.ExecResponse.Exit
+	37, // 26: stepmux.manager.v1.SubmitPipelineRequest.source:type_name -> stepmux.manager.v1.PipelineSource
+	41, // 27: stepmux.manager.v1.SubmitPipelineRequest.choice:type_name -> stepmux.manager.v1.PipelineChoice
+	61, // 28: stepmux.manager.v1.SubmitPipelineRequest.options:type_name -> stepmux.v1.Job
+	58, // 29: stepmux.manager.v1.SubmitPipelineRequest.labels:type_name -> stepmux.manager.v1.SubmitPipelineRequest.LabelsEntry
+	5,  // 30: stepmux.manager.v1.SubmitPipelineRequest.services:type_name -> stepmux.manager.v1.BuildServices
+	59, // 31: stepmux.manager.v1.PipelineSource.inputs:type_name -> stepmux.manager.v1.PipelineSource.InputsEntry
+	38, // 32: stepmux.manager.v1.PipelineSource.predefined:type_name -> stepmux.manager.v1.NamedValue
+	39, // 33: stepmux.manager.v1.PipelineSource.files:type_name -> stepmux.manager.v1.SourceFile
+	39, // 34: stepmux.manager.v1.PipelineSource.elsewhere:type_name -> stepmux.manager.v1.SourceFile
+	40, // 35: stepmux.manager.v1.PipelineSource.changed:type_name -> stepmux.manager.v1.Changes
+	1,  // 36: stepmux.manager.v1.Pipeline.phase:type_name -> stepmux.manager.v1.Pipeline.Phase
+	62, // 37: stepmux.manager.v1.Pipeline.submitted:type_name -> google.protobuf.Timestamp
+	62, // 38: stepmux.manager.v1.Pipeline.started:type_name -> google.protobuf.Timestamp
+	62, // 39: stepmux.manager.v1.Pipeline.ended_at:type_name -> google.protobuf.Timestamp
+	44, // 40: stepmux.manager.v1.Pipeline.jobs:type_name -> stepmux.manager.v1.PipelineJob
+	60, // 41: stepmux.manager.v1.Pipeline.counts:type_name -> stepmux.manager.v1.Pipeline.CountsEntry
+	62, // 42: stepmux.manager.v1.PipelineJob.started:type_name -> google.protobuf.Timestamp
+	62, // 43: stepmux.manager.v1.PipelineJob.finished:type_name -> google.protobuf.Timestamp
+	43, // 44: stepmux.manager.v1.ListPipelinesResponse.pipelines:type_name -> stepmux.manager.v1.Pipeline
+	62, // 45: stepmux.manager.v1.AuditResponse.Entry.at:type_name -> google.protobuf.Timestamp
+	2,  // 46: stepmux.manager.v1.Manager.Submit:input_type -> stepmux.manager.v1.SubmitRequest
+	9,  // 47: stepmux.manager.v1.Manager.Get:input_type -> stepmux.manager.v1.GetRequest
+	12, // 48: stepmux.manager.v1.Manager.List:input_type -> stepmux.manager.v1.ListRequest
+	14, // 49: stepmux.manager.v1.Manager.Follow:input_type -> stepmux.manager.v1.FollowRequest
+	16, // 50: stepmux.manager.v1.Manager.Cancel:input_type -> stepmux.manager.v1.CancelRequest
+	18, // 51: stepmux.manager.v1.Manager.Audit:input_type -> stepmux.manager.v1.AuditRequest
+	20, // 52: stepmux.manager.v1.Manager.Status:input_type -> stepmux.manager.v1.StatusRequest
+	22, // 53: stepmux.manager.v1.Manager.Drain:input_type -> stepmux.manager.v1.DrainRequest
+	24, // 54: stepmux.manager.v1.Manager.Undrain:input_type -> stepmux.manager.v1.UndrainRequest
+	26, // 55: stepmux.manager.v1.Manager.KeepProject:input_type -> stepmux.manager.v1.KeepProjectRequest
+	28, // 56: stepmux.manager.v1.Manager.Artifacts:input_type -> stepmux.manager.v1.ArtifactsRequest
+	30, // 57: stepmux.manager.v1.Manager.Reserve:input_type -> stepmux.manager.v1.ReserveRequest
+	32, // 58: stepmux.manager.v1.Manager.Exec:input_type -> stepmux.manager.v1.ExecRequest
+	34, // 59: stepmux.manager.v1.Manager.Release:input_type -> stepmux.manager.v1.ReleaseRequest
+	36, // 60: stepmux.manager.v1.Manager.SubmitPipeline:input_type -> stepmux.manager.v1.SubmitPipelineRequest
+	45, // 61: stepmux.manager.v1.Manager.ListPipelines:input_type -> stepmux.manager.v1.ListPipelinesRequest
+	47, // 62: stepmux.manager.v1.Manager.GetPipeline:input_type -> stepmux.manager.v1.GetPipelineRequest
+	48, // 63: stepmux.manager.v1.Manager.PlayPipeline:input_type -> stepmux.manager.v1.PlayPipelineRequest
+	50, // 64: stepmux.manager.v1.Manager.RetryPipeline:input_type -> stepmux.manager.v1.RetryPipelineRequest
+	3,  // 65: stepmux.manager.v1.Manager.Submit:output_type -> stepmux.manager.v1.SubmitResponse
+	10, // 66: stepmux.manager.v1.Manager.Get:output_type -> stepmux.manager.v1.Build
+	13, // 67: stepmux.manager.v1.Manager.List:output_type -> stepmux.manager.v1.ListResponse
+	15, // 68: stepmux.manager.v1.Manager.Follow:output_type -> stepmux.manager.v1.FollowResponse
+	17, // 69: stepmux.manager.v1.Manager.Cancel:output_type -> stepmux.manager.v1.CancelResponse
+	19, // 70: stepmux.manager.v1.Manager.Audit:output_type -> stepmux.manager.v1.AuditResponse
+	21, // 71: stepmux.manager.v1.Manager.Status:output_type -> stepmux.manager.v1.StatusResponse
+	23, // 72: stepmux.manager.v1.Manager.Drain:output_type -> stepmux.manager.v1.DrainResponse
+	25, // 73: stepmux.manager.v1.Manager.Undrain:output_type -> stepmux.manager.v1.UndrainResponse
+	27, // 74: stepmux.manager.v1.Manager.KeepProject:output_type -> stepmux.manager.v1.KeepProjectResponse
+	29, // 75: stepmux.manager.v1.Manager.Artifacts:output_type -> stepmux.manager.v1.ArtifactsResponse
+	31, // 76: stepmux.manager.v1.Manager.Reserve:output_type -> stepmux.manager.v1.ReserveResponse
+	33, // 77: stepmux.manager.v1.Manager.Exec:output_type -> stepmux.manager.v1.ExecResponse
+	35, // 78: stepmux.manager.v1.Manager.Release:output_type -> stepmux.manager.v1.ReleaseResponse
+	42, // 79: stepmux.manager.v1.Manager.SubmitPipeline:output_type -> stepmux.manager.v1.SubmitPipelineResponse
+	46, // 80: stepmux.manager.v1.Manager.ListPipelines:output_type -> stepmux.manager.v1.ListPipelinesResponse
+	43, // 81: stepmux.manager.v1.Manager.GetPipeline:output_type -> stepmux.manager.v1.Pipeline
+	49, // 82: stepmux.manager.v1.Manager.PlayPipeline:output_type -> stepmux.manager.v1.PlayPipelineResponse
+	51, // 83: stepmux.manager.v1.Manager.RetryPipeline:output_type -> stepmux.manager.v1.RetryPipelineResponse
+	65, // [65:84] is the sub-list for method output_type
+	46, // [46:65] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_managerv1_manager_proto_init() }
@@ -4174,13 +4265,13 @@ func file_managerv1_manager_proto_init() {
 	if File_managerv1_manager_proto != nil {
 		return
 	}
-	file_managerv1_manager_proto_msgTypes[29].OneofWrappers = []any{
+	file_managerv1_manager_proto_msgTypes[30].OneofWrappers = []any{
 		(*ExecRequest_Start_)(nil),
 		(*ExecRequest_Input)(nil),
 		(*ExecRequest_EndInput)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_managerv1_manager_proto_msgTypes[30].OneofWrappers = []any{
+	file_managerv1_manager_proto_msgTypes[31].OneofWrappers = []any{
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
 		(*ExecResponse_Exit_)(nil),
@@ -4191,7 +4282,7 @@ func file_managerv1_manager_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_managerv1_manager_proto_rawDesc), len(file_managerv1_manager_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   58,
+			NumMessages:   59,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -38,9 +38,11 @@ const (
 
 	// The beginnings of the keys of the bucket: the record, the sealed request and the jobs of a pipeline, by its ID, the
 	// sealed outputs of its builds, by their IDs, the turns of its members in concurrency groups, the locks of resource
-	// groups, concurrency groups, and caches.
+	// groups, concurrency groups, caches, and the files of actions: the artifacts of a pipeline by its ID, and the caches
+	// of a project.
 	recordKey, requestKey, jobsKey, outputsKey, turnKey = "record.", "request.", "jobs.", "outputs.", "turn."
 	lockKey, groupKey, cacheKey                         = "lock.", "group.", "cache."
+	artifactKey, actionCacheKey                         = "artifact.", "actions."
 
 	// pipelinePrefix begins the ID of a pipeline, and those of its builds. No other build has it.
 	pipelinePrefix = "p-"

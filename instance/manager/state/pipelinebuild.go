@@ -149,8 +149,8 @@ func (s *Store) Lock(ctx context.Context, name, build string) (holder string, er
 	}
 }
 
-// ForgetPipelines removes the requests, the jobs and the records of builds of pipelines whose record is not kept any
-// more, and concurrency groups without members, if they are older than an age.
+// ForgetPipelines removes the requests, the jobs, the artifacts and the records of builds of pipelines whose record is
+// not kept any more, and concurrency groups without members, if they are older than an age.
 func (s *Store) ForgetPipelines(ctx context.Context, age time.Duration) error {
 	known := map[string]bool{}
 	keys, err := keysOf(ctx, s.Pipelines)
@@ -168,6 +168,10 @@ func (s *Store) ForgetPipelines(ctx context.Context, age time.Duration) error {
 		case outputsKey, turnKey:
 			id = PipelineOf(id)
 		case requestKey, jobsKey, groupKey:
+		case artifactKey:
+			if id, _, _ = strings.Cut(id, "."); !IsPipeline(id) {
+				continue
+			}
 		default:
 			continue
 		}

@@ -100,17 +100,22 @@ func (s *Store) Queued(ctx context.Context, seq uint64) (*Request, error) {
 // IsPipelines reports whether the build is one of a pipeline.
 func (r *Request) IsPipelines() bool { return PipelineOf(r.ID) != "" }
 
-// queuedProjects returns the projects of all pipelines, and of all requests in the queue, that have not ended.
+// queuedProjects returns the projects of all pipelines, and of all requests in the queue, that have not ended, and the
+// artifacts of such pipelines.
 func (s *Store) queuedProjects(ctx context.Context) (map[string]bool, error) {
 	needed := map[string]bool{}
 	pipelines, err := s.AllPipelines(ctx)
 	if err != nil {
 		return nil, err
 	}
+	open := map[string]bool{}
 	for _, p := range pipelines {
-		if p.Phase != PipelineEnded && p.Project != "" {
+		if open[p.ID] = p.Phase != PipelineEnded; open[p.ID] && p.Project != "" {
 			needed[p.Project] = true
 		}
+	}
+	if err := s.neededArtifacts(ctx, open, needed); err != nil {
+		return nil, err
 	}
 	for seq := uint64(1); ; {
 		r, err := s.Queued(ctx, seq)

@@ -2,6 +2,7 @@ package actionmirror
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path"
@@ -58,9 +59,12 @@ func Uses(name string, text []byte, format standalone.Format) ([]string, error) 
 // Fill brings the actions in uses, and those that they use, into dir, which it makes if it is missing. They come from
 // server, which is a URL such as https://github.com, or the directory of a mirror. For an action of the project, whose
 // files are in project, it brings only the actions that it uses. It leaves out images, and actions of other servers. It
-// calls tell with each action that is in dir.
-func Fill(ctx context.Context, server, dir, project string, uses []string, tell func(Action)) error {
-	m := &mirror{server: strings.TrimSuffix(server, "/"), dir: dir}
+// calls tell with each action that is in dir. locked, if not nil, has the commits of actions by [action.LockKey]: it
+// brings these.
+func Fill(
+	ctx context.Context, server, dir, project string, uses []string, locked map[string]string, tell func(Action),
+) error {
+	m := &mirror{server: strings.TrimSuffix(server, "/"), dir: dir, locked: locked}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -101,7 +105,10 @@ func Fill(ctx context.Context, server, dir, project string, uses []string, tell 
 	return nil
 }
 
-type mirror struct{ server, dir string }
+type mirror struct {
+	server, dir string
+	locked      map[string]string
+}
 
 // add brings the revision of an action, and returns its commit and the actions that it uses.
 func (m *mirror) add(ctx context.Context, ref *pb.Reference) (commit string, uses []string, err error) {
@@ -115,6 +122,11 @@ func (m *mirror) add(ctx context.Context, ref *pb.Reference) (commit string, use
 		}
 	}
 	url, rev := m.server+"/"+ref.GetRepository(), ref.GetRev()
+	if m.locked != nil && !action.IsCommit(rev) {
+		if rev = m.locked[action.LockKey(ref.GetRepository()+"@"+rev)]; rev == "" {
+			return "", nil, errors.New("it is not in actions.lock: run gh actions-lock")
+		}
+	}
 	var failed error
 	for _, spec := range []string{"refs/tags/" + rev, "refs/heads/" + rev, rev} {
 		to := spec

@@ -44,7 +44,7 @@ func TestMirrorHasTheActionsOfAFileAndThoseThatTheyUse(t *testing.T) {
 		"runs: {using: composite, steps: [{uses: o/used-by-own@v1}, {uses: ./own}]}"), 0o600))
 	got := map[string]string{}
 	for range 2 { // the second time it is there
-		require.NoError(t, Fill(t.Context(), server.URL, dir, project, uses, func(a Action) { got[a.Uses] = a.Commit }))
+		require.NoError(t, Fill(t.Context(), server.URL, dir, project, uses, nil, func(a Action) { got[a.Uses] = a.Commit }))
 	}
 	require.Equal(t, map[string]string{
 		"o/inner@" + commits["o/inner"]: commits["o/inner"], "o/outer@v1": commits["o/outer"],
@@ -58,11 +58,11 @@ func TestMirrorHasTheActionsOfAFileAndThoseThatTheyUse(t *testing.T) {
 	long.Git("tag", "v1", strings.TrimSpace(long.Commit("main", fetchtest.Texts(map[string]string{
 		"action.yml": "runs: {using: node20, main: x.js}\n#" + strings.Repeat("x", 2<<20),
 	}))))
-	err = Fill(t.Context(), server.URL, dir, project, []string{"o/long@v1"}, func(Action) {})
+	err = Fill(t.Context(), server.URL, dir, project, []string{"o/long@v1"}, nil, func(Action) {})
 	require.ErrorContains(t, err, "bring the action o/long@v1: git cat-file: ")
-	err = Fill(t.Context(), server.URL, dir, project, []string{"o/missing@v1"}, func(Action) {})
+	err = Fill(t.Context(), server.URL, dir, project, []string{"o/missing@v1"}, nil, func(Action) {})
 	require.ErrorContains(t, err, "bring the action o/missing@v1: git fetch: ")
-	err = Fill(t.Context(), server.URL, dir, project, []string{"o/x@--upload-pack=touch"}, func(Action) {})
+	err = Fill(t.Context(), server.URL, dir, project, []string{"o/x@--upload-pack=touch"}, nil, func(Action) {})
 	require.ErrorContains(t, err, "the action is not valid")
 }
 
@@ -92,7 +92,7 @@ func TestADownloadFromASilentServerEndsWithItsContext(t *testing.T) {
 	stop := errors.New("stop")
 	ended := make(chan error, 1)
 	go func() {
-		ended <- Fill(ctx, "http://"+silent.Addr().String(), t.TempDir(), ".", []string{"o/a@v1"}, func(Action) {})
+		ended <- Fill(ctx, "http://"+silent.Addr().String(), t.TempDir(), ".", []string{"o/a@v1"}, nil, func(Action) {})
 	}()
 	var conn net.Conn
 	select {

@@ -52,9 +52,6 @@ func read(w *standalone.Workflow) (p *whole.Pipeline, err error) {
 			Name: j.Name, Base: j.Name, When: j.If(), Notices: j.Notes(w.InContainer()), Open: opener{w, j}.open,
 			Below: below(w, j),
 		}
-		if !w.HasServices() {
-			job.Notices = append(job.Notices, j.ServiceNotes()...)
-		}
 		if job.Builds, err = known(w, j); err != nil {
 			return nil, err
 		}
@@ -167,7 +164,7 @@ func (j opener) add(p *whole.Pipeline, v action.Values, b *action.Build, say fun
 			say(text)
 		}
 		prepared := &carry.Prepared{
-			Job: compiled, Outputs: j.job.HasOutputs(),
+			Job: compiled, Outputs: j.job.HasOutputs(), Services: j.job.UsesActions(),
 			RunsOn: carry.RunsOn{Key: "runs-on", Labels: start.Labels, Pairs: true, Soft: action.GroupLabel},
 		}
 		if prepared.Outputs {

@@ -354,7 +354,7 @@ const timedOut, canceled = "job_execution_timeout", "job_canceled"
 
 // reportOf returns the result of a build as that of a job.
 func reportOf(r *pb.Result) *standalone.Report {
-	report := &standalone.Report{Status: whole.Failure}
+	report := &standalone.Report{Status: whole.Failure, Message: r.GetMessage()}
 	switch r.GetReason() {
 	case "":
 		report.Status = whole.Success
@@ -413,6 +413,9 @@ func (e executor) request(ctx context.Context, a *carry.Attempt) (*pb.SubmitRequ
 	}
 	if err := e.contain(a, req.GetPipeline()); err != nil {
 		return nil, err
+	}
+	if a.Services {
+		req.Services = e.asked.GetServices()
 	}
 	if err := e.findCaches(ctx, a, req.GetPipeline()); err != nil {
 		return nil, err

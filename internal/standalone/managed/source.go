@@ -157,7 +157,7 @@ func read(asked *pb.SubmitPipelineRequest) (p *whole.Pipeline, listed []string, 
 	src := standalone.Source{
 		Name: from.GetName(), Text: from.GetText(), Format: format, WorkDir: from.GetDirectory(),
 		Inputs: from.GetInputs(), Answers: known, Elsewhere: true, NoFiles: asked.GetProject() == "",
-		NoServices: true, InContainer: asked.GetInImage(),
+		InContainer: asked.GetInImage(),
 	}
 	for _, v := range asked.GetOptions().GetVariables() {
 		src.Vars = append(src.Vars, engine.Variable{

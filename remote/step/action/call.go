@@ -55,7 +55,7 @@ func (u Uses) From(repository string) Uses {
 }
 
 // IsPinned reports whether the revision is the full name of a commit, or the workflow is one of the project.
-func (u Uses) IsPinned() bool { return u.Repository == "" || isCommit(u.Rev) }
+func (u Uses) IsPinned() bool { return u.Repository == "" || IsCommit(u.Rev) }
 
 // readUses reads the reference of a workflow: ./.github/workflows/FILE, or $/ in place of ./, or
 // OWNER/NAME/.github/workflows/FILE@REVISION.

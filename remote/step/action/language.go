@@ -136,11 +136,17 @@ func (s *session) load(
 			a.manifest, err = readManifest(s.call.Open, a.dir, ref.GetPath())
 		}
 		return a, err
-	case s.cfg.RequirePinned && !isCommit(ref.GetRev()):
-		return nil, fmt.Errorf("the action %s is not pinned: write the full commit in place of %.64q, or leave out "+
-			"--require-pinned", a.name(), ref.GetRev())
 	}
-	url := ref.GetUrl()
+	url, rev := ref.GetUrl(), ref.GetRev()
+	if s.locked != nil && url == "" && !IsCommit(rev) {
+		if rev, _ = s.locked[LockKey(ref.GetRepository()+"@"+rev)].(string); rev == "" {
+			return nil, fmt.Errorf("the action %s is not in actions.lock: run gh actions-lock", a.name())
+		}
+	}
+	if s.cfg.RequirePinned && !IsCommit(rev) {
+		return nil, fmt.Errorf("the action %s is not pinned: write the full commit in place of %.64q, or leave out "+
+			"--require-pinned", a.name(), rev)
+	}
 	switch {
 	case url != "":
 	case !strings.Contains(ref.GetRepository(), "/"):
@@ -148,7 +154,7 @@ func (s *session) load(
 	default:
 		url = githubServer + "/" + ref.GetRepository()
 	}
-	a.component, err = s.call.Fetch(ctx, &pb.Reference{Protocol: pb.Reference_git, Url: url, Rev: ref.GetRev()})
+	a.component, err = s.call.Fetch(ctx, &pb.Reference{Protocol: pb.Reference_git, Url: url, Rev: rev})
 	if err != nil {
 		from := ""
 		if s.cfg.Base != "" {
@@ -161,8 +167,14 @@ func (s *session) load(
 	return a, err
 }
 
-// isCommit reports whether a revision is the full name of a commit.
-func isCommit(rev string) bool {
+// LockKey returns the key of a reference owner/name@rev among locked commits: the case of a name does not count.
+func LockKey(reference string) string {
+	name, rev, _ := strings.Cut(reference, "@")
+	return strings.ToLower(name) + "@" + rev
+}
+
+// IsCommit reports whether a revision is the full name of a commit.
+func IsCommit(rev string) bool {
 	return (len(rev) == 40 || len(rev) == 64) && strings.Trim(strings.ToLower(rev), "0123456789abcdef") == ""
 }
 
@@ -255,6 +267,7 @@ const (
 	inputFile     = "file" // name of the text in errors
 
 	inputRepository  = "repository"
+	inputLocked      = "locked"
 	inputInContainer = "in_container"
 	inputInProject   = "in_project"
 
@@ -274,6 +287,9 @@ func (s *session) runJob(ctx context.Context) engine.Result {
 	s.github["workflow"] = expression.String(cmp.Or(s.variable(callerVariable), j.workflow))
 	s.github["job"] = expression.String(j.Name)
 	s.inProject, s.repository = c.Inputs[inputInProject].Truthy(), c.Inputs[inputRepository].Text()
+	if locked, _ := c.Inputs[inputLocked].Any().(map[string]any); len(locked) > 0 {
+		s.locked = locked
+	}
 	object := func(input string) expression.Value {
 		v, _ := c.Inputs[input].Any().(map[string]any)
 		return expression.New(v)

@@ -47,6 +47,8 @@ type session struct {
 	inProject bool
 	// repository is owner/name@revision of the workflow's file. It is empty for a file of the project.
 	repository string
+	// locked are commits of actions by their LockKey. If it is not nil, actions have these, and others are refused.
+	locked map[string]any
 
 	github map[string]expression.Value // the context github
 	global map[string]string           // variables that steps have set; they override those of the call

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"math"
 	"slices"
-	"strings"
 	"time"
 
 	"go.yaml.in/yaml/v4"
@@ -343,26 +342,9 @@ func (j *Job) Notes(inContainer bool) []string {
 // HasOutputs reports whether the job has outputs.
 func (j *Job) HasOutputs() bool { return len(j.outputs) > 0 }
 
-// needServices are the services for artifacts and caches that actions need, by the names of the actions.
-var needServices = map[string]string{
-	"actions/upload-artifact": "artifacts", "actions/download-artifact": "artifacts", "actions/cache": "caches",
-	"actions/cache/save": "caches", "actions/cache/restore": "caches",
-}
-
-// ServiceNotes returns notes about the steps that need a service for artifacts or caches, for a run without them.
-func (j *Job) ServiceNotes() (notes []string) {
-	for _, s := range j.steps {
-		name, _, _ := strings.Cut(s.uses, "@")
-		switch needServices[name] {
-		case "artifacts":
-			notes = append(notes, fmt.Sprintf("%s:%d: %.80s fails: a manager has no service for artifacts; give small "+
-				"values to other jobs by outputs", j.file, s.line, s.uses))
-		case "caches":
-			notes = append(notes, fmt.Sprintf("%s:%d: %.80s keeps nothing: a manager has no service for caches",
-				j.file, s.line, s.uses))
-		}
-	}
-	return notes
+// UsesActions reports whether a step of the job is an action.
+func (j *Job) UsesActions() bool {
+	return slices.ContainsFunc(j.steps, func(s *step) bool { return s.uses != "" })
 }
 
 // Notes returns notes about the keys of the workflow itself that have no effect, and about parts of needs that are

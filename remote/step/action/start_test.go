@@ -138,12 +138,7 @@ jobs:
   d: {outputs: {x: y}, steps: [{uses: actions/cache/restore@v4}, {uses: a/b@v4}, {uses: actions/upload-artifact@v4}]}
 `))
 	require.NoError(t, err)
-	require.Equal(t, []string{
-		"w.yml:9: actions/cache/restore@v4 keeps nothing: a manager has no service for caches",
-		"w.yml:9: actions/upload-artifact@v4 fails: a manager has no service for artifacts; give small values to " +
-			"other jobs by outputs",
-	}, w.Jobs[3].ServiceNotes())
-	require.Empty(t, w.Jobs[1].ServiceNotes())
+	require.Equal(t, []bool{false, true}, []bool{w.Jobs[1].UsesActions(), w.Jobs[3].UsesActions()})
 	require.Equal(t, []bool{false, true}, []bool{w.Jobs[0].HasOutputs(), w.Jobs[3].HasOutputs()})
 	require.Equal(t, []string{"push", "pull_request"}, w.Events)
 	require.Equal(t, []string{

@@ -14,6 +14,8 @@ type Prepared struct {
 	ValueFiles []string
 	// Outputs says that Values needs the outputs of the job's step.
 	Outputs bool
+	// Services says that the job has actions, which may need services for artifacts and caches.
+	Services bool
 	// Values returns the values that the job gives to others, whatever its outcome. dir has the files of the job, or only
 	// those that match ValueFiles. An error is shown, and does not change the outcome. May be nil.
 	Values func(dir string, report *standalone.Report) (map[string]string, error)

@@ -1,0 +1,104 @@
+// Calls the services for artifacts and caches, as the lines of the input "do" say. With the input "packages", the real
+// clients are in that directory.
+import fs from 'node:fs'
+import path from 'node:path'
+import { setTimeout } from 'node:timers/promises'
+
+const { INPUT_DO, INPUT_PACKAGES, ACTIONS_RUNTIME_TOKEN, ACTIONS_RESULTS_URL } = process.env
+const headers = { authorization: 'Bearer ' + ACTIONS_RUNTIME_TOKEN, 'content-type': 'application/json' }
+
+async function call(service, method, body) {
+  const at = new URL('/twirp/github.actions.results.api.v1.' + service + '/' + method, ACTIONS_RESULTS_URL)
+  return (await fetch(at, { method: 'POST', headers, body: JSON.stringify(body) })).json()
+}
+async function put(url, text) {
+  const answer = await fetch(url, { method: 'PUT', body: text, headers: { 'x-ms-blob-type': 'BlockBlob' } })
+  if (answer.status !== 201) throw new Error(await answer.text())
+}
+async function get(url) {
+  const answer = await fetch(url)
+  return answer.status === 200 ? answer.text() : 'gone: ' + (await answer.json()).msg
+}
+const load = async name => import(path.join(INPUT_PACKAGES, 'node_modules', name, 'lib', name.split('-')[0] + '.js'))
+let upload
+
+const verbs = {
+  async keep(name, text) {
+    await verbs.begin(name, text)
+    await verbs.end(name, text)
+  },
+  async begin(name, text) {
+    const made = await call('ArtifactService', 'CreateArtifact', { name, version: 4 })
+    if (!made.ok) throw new Error(name + ': ' + made.msg)
+    upload = made.signed_upload_url
+    await put(upload, text)
+    console.log('sent ' + name)
+  },
+  async flood(name, bytes) { // without a client that tries again
+    const made = await call('ArtifactService', 'CreateArtifact', { name, version: 4 })
+    await put(made.signed_upload_url, Buffer.alloc(Number(bytes))).catch(err => console.log(err.message))
+  },
+  async end(name, text) {
+    const made = await call('ArtifactService', 'FinalizeArtifact', { name, size: String(text.length) })
+    console.log(made.ok ? 'kept ' + name : name + ': ' + made.msg)
+  },
+  async get(name) {
+    const found = await call('ArtifactService', 'GetSignedArtifactURL', { name })
+    console.log(name + ' is ' + (found.signed_url ? await get(found.signed_url) : 'missing'))
+  },
+  async list() {
+    const all = (await call('ArtifactService', 'ListArtifacts', {})).artifacts
+    console.log('all: ' + all.map(a => a.name).sort().join(' '))
+  },
+  async save(key, text) {
+    const made = await call('CacheService', 'CreateCacheEntry', { key, version: 'v' })
+    if (!made.ok) return console.log('not saved: ' + made.msg)
+    await put(made.signed_upload_url, text)
+    const kept = await call('CacheService', 'FinalizeCacheEntryUpload', { key, version: 'v', size_bytes: String(text.length) })
+    console.log(kept.ok ? 'saved ' + key : 'not saved: ' + kept.msg)
+  },
+  async restore(key, ...more) {
+    const found = await call('CacheService', 'GetCacheEntryDownloadURL', { key, restore_keys: more, version: 'v' })
+    console.log(key + (found.ok ? ' found ' + found.matched_key + ': ' + await get(found.signed_download_url) : ' found nothing'))
+  },
+  async write(file, text) { fs.writeFileSync(file, text) },
+  async awaits(file) { while (!fs.existsSync(file)) await setTimeout(20) },
+  async token(file) { fs.writeFileSync(file, ACTIONS_RESULTS_URL + '\n' + ACTIONS_RUNTIME_TOKEN) },
+  async hold(n) { // connections that say nothing
+    const at = new URL(ACTIONS_RESULTS_URL)
+    const net = await import('node:net')
+    for (let i = 0; i < n; i++) net.connect(at.port, at.hostname).on('error', () => {})
+  },
+  // With the real clients: files of so many bytes.
+  async upload(name, bytes) {
+    const { DefaultArtifactClient } = await load('artifact-6')
+    fs.mkdirSync('up/d', { recursive: true })
+    fs.writeFileSync('up/d/f', Buffer.alloc(Number(bytes), name + ' '))
+    const made = await new DefaultArtifactClient().uploadArtifact(name, ['up/d/f'], 'up', { compressionLevel: 0 })
+    console.log('uploaded ' + name + ' ' + (made.size > bytes))
+  },
+  async download(name, bytes) {
+    const { DefaultArtifactClient } = await load('artifact-6')
+    const client = new DefaultArtifactClient()
+    const { artifact } = await client.getArtifact(name)
+    await client.downloadArtifact(artifact.id, { path: 'down-' + name })
+    const same = fs.readFileSync('down-' + name + '/d/f').equals(Buffer.alloc(Number(bytes), name + ' '))
+    console.log('downloaded ' + name + ' ' + same)
+  },
+  async cache(key, bytes) {
+    const cache = await load('cache-6')
+    fs.mkdirSync('cached', { recursive: true })
+    fs.writeFileSync('cached/f', Buffer.alloc(Number(bytes), key))
+    console.log('cached ' + (await cache.saveCache(['cached'], key) > 0))
+    fs.rmSync('cached', { recursive: true })
+  },
+  async restoreCache(key, bytes) {
+    const found = await (await load('cache-6')).restoreCache(['cached'], key)
+    console.log('restored ' + found + ' ' + (found && fs.statSync('cached/f').size == bytes))
+  },
+}
+for (const line of INPUT_DO.split('\n').map(l => l.trim()).filter(l => l)) {
+  const [verb, ...args] = line.split(' ')
+  await verbs[verb](...args)
+}
+process.exit(0)
