@@ -131,10 +131,12 @@ func TestAClusterWhoseMembersAreKilledLosesNothing(t *testing.T) {
 	defer stop()
 	pipelines, pipelined := map[string]string{}, filepath.Join(dir, "pipelined")
 	for i, client := range clients {
-		key := strconv.Itoa(i)
-		resp, err := client.SubmitPipeline(t.Context(), countingPipeline(t, key, pipelined))
-		require.NoError(t, err)
-		pipelines[key] = resp.GetId()
+		for _, kind := range []string{"", "w"} { // the workflows share a concurrency group
+			key := kind + strconv.Itoa(i)
+			resp, err := client.SubmitPipeline(t.Context(), countingPipeline(t, key, pipelined))
+			require.NoError(t, err)
+			pipelines[key] = resp.GetId()
+		}
 	}
 
 	var ids []string

@@ -66,15 +66,24 @@ func (p *PipelineRun) Build(ctx context.Context, a PipelineAttempt) (id string, 
 // bound returns a context that ends when ctx ends, and when the build of an attempt shall not go on.
 func (p *PipelineRun) bound(ctx context.Context, a PipelineAttempt) (own context.Context, free func()) {
 	own, stop := context.WithCancelCause(ctx)
-	if p.ends(a.Keeps) {
-		stop(errPipelineCanceled)
+	ends := []ending{p.killed}
+	if !a.Keeps {
+		ends = append(ends, p.canceled)
 	}
-	if !a.Interruptible {
-		return own, func() { stop(nil) }
+	if a.Interruptible {
+		ends = append(ends, p.redundant)
 	}
-	unhook := context.AfterFunc(p.redundant, func() { stop(context.Cause(p.redundant)) })
+	var unhook []func() bool
+	for _, e := range ends {
+		if e.Err() != nil {
+			stop(context.Cause(e)) // before a build begins
+		}
+		unhook = append(unhook, context.AfterFunc(e, func() { stop(context.Cause(e)) }))
+	}
 	return own, func() {
-		unhook()
+		for _, done := range unhook {
+			done()
+		}
 		stop(nil)
 	}
 }
@@ -87,7 +96,11 @@ func (p *PipelineRun) ends(keeps bool) bool {
 }
 
 // IsRedundant reports whether a newer pipeline ends the interruptible jobs of this one.
-func (p *PipelineRun) IsRedundant() bool { return errors.Is(context.Cause(p.redundant), errRedundant) }
+func (p *PipelineRun) IsRedundant() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.rec.Redundant
+}
 
 // record returns the record of a build, which it makes. It returns nil if the build has not begun and shall not.
 func (p *PipelineRun) record(ctx context.Context, id string, a PipelineAttempt) (rec *state.Record, err error) {

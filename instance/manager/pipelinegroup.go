@@ -39,6 +39,9 @@ func (p *PipelineRun) Enter(
 		id: state.PipelineBuildID(p.id, t.Job, p.round(t.Job), 1),
 	}
 	at, err := g.wait(ctx, tell)
+	if err != nil && ctx.Err() == nil && p.ends(t.Keeps) {
+		err = ErrLeftGroup
+	}
 	if err != nil && p.life.Err() == nil {
 		err = errors.Join(err, g.leave(state.Gone)) //nolint:contextcheck // ctx has ended
 	}
@@ -92,6 +95,11 @@ func (g *turn) wait(ctx context.Context, tell func(holder string)) (at state.Pla
 		}
 		return more, err
 	}
+	if !g.p.ends(g.Keeps) {
+		var free func()
+		ctx, free = g.p.bound(ctx, PipelineAttempt{Keeps: g.Keeps})
+		defer free()
+	}
 	if more, err := step(); !more || err != nil {
 		return at, err
 	}
@@ -104,12 +112,17 @@ func (g *turn) hold(ctx context.Context, at state.Place) (own context.Context, l
 	own, stop := context.WithCancelCause(ctx)
 	watching, end := context.WithCancel(g.p.life)
 	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if g.watch(watching, at) {
-			g.stop(stop)
-		}
-	}()
+	if at == state.Stops { // before its build begins
+		g.stop(stop) //nolint:contextcheck // as other changes of the record
+		close(done)
+	} else {
+		go func() {
+			defer close(done)
+			if g.watch(watching) {
+				g.stop(stop)
+			}
+		}()
+	}
 	return own, func() {
 		end()
 		<-done
@@ -124,19 +137,16 @@ func (g *turn) hold(ctx context.Context, at state.Place) (own context.Context, l
 }
 
 // watch waits until the member shall stop. It returns false if ctx ends before.
-func (g *turn) watch(ctx context.Context, at state.Place) bool {
+func (g *turn) watch(ctx context.Context) bool {
 	store := g.p.m.store
-	look := func() (more bool, err error) {
-		if at != state.Stops {
-			err = store.Persist(ctx, func(ctx context.Context) (err error) {
-				at, err = store.Place(ctx, g.name, g.id)
-				return err
-			})
-		}
+	return store.WatchGroup(ctx, g.name, func() (more bool, err error) {
+		at := state.Runs
+		err = store.Persist(ctx, func(ctx context.Context) (err error) {
+			at, err = store.Place(ctx, g.name, g.id)
+			return err
+		})
 		return at != state.Stops, err
-	}
-	err := store.WatchGroup(ctx, g.name, look)
-	return err == nil && at == state.Stops
+	}) == nil
 }
 
 // stop stops the job, or cancels the whole pipeline: in its record first, so that the next manager does the same.

@@ -329,8 +329,9 @@ func TestANewerPipelineEndsAnOlderOne(t *testing.T) {
 				return &pb.SubmitPipelineRequest{Source: source, Repository: "r"}
 			}
 			first := m.submitPipeline(of("main", "1", fmt.Sprintf(tt.text, line("a"), wait)))
+			eventually(t, func() bool { return times()["a"] == 1 })
 			m.awaitPipeline(first, func(p *pb.Pipeline) bool {
-				return times()["a"] == 1 && (!strings.Contains(tt.text, "sleep 600") || strings.Contains(jobsOf(p), "b running"))
+				return !strings.Contains(tt.text, "sleep 600") || strings.Contains(jobsOf(p), "b running")
 			})
 			second := m.submitPipeline(of(tt.branch, tt.commit, "s: {script: [':']}\n"))
 			m.stop()
@@ -396,4 +397,41 @@ sees: {stage: test, allow_failure: false, script: ['echo sees $V'], needs: [repo
 		require.Equal(t, name, strings.Join(m.archived(p.GetJobs()[at].GetBuild()), " "), job)
 	}
 	require.Equal(t, "sees 7\n", said(m.logOf(p, "sees")))
+}
+
+// Symptom: a cancel that came while a manager took a pipeline over found jobs that had succeeded, and were not known
+// again yet: they were cancelled, and ran again by a retry.
+func TestAPipelineIsCancelledWhileTheNextManagerTakesItOver(t *testing.T) {
+	t.Parallel()
+	for name, of := range map[string]func(t *testing.T, a, b string) *pb.SubmitPipelineRequest{
+		"gitlab": func(t *testing.T, a, b string) *pb.SubmitPipelineRequest {
+			t.Helper()
+			return pipelineOf(t, fmt.Sprintf(
+				"a: {stage: build, parallel: 3, script: [%q]}\nb: {stage: test, script: [%q]}\n"+
+					"c: {stage: deploy, script: [':']}\n", a, b))
+		},
+		"github": func(t *testing.T, a, b string) *pb.SubmitPipelineRequest {
+			t.Helper()
+			return workflowOf(t, fmt.Sprintf("on: push\njobs:\n  a: {strategy: {matrix: {n: [1, 2, 3]}}, steps: [{run: %q}]}\n"+
+				"  b: {needs: a, steps: [{run: %q}]}\n  c: {needs: b, steps: [{run: ':'}]}\n", a, b))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := withPipelines(newFleet(t))
+			m := f.start(t)
+			line, times := ran(t)
+			id := m.submitPipeline(of(t, line("a"), line("b")+"; sleep 600"))
+			eventually(t, func() bool { return times()["b"] == 1 })
+			m.stop()
+			m = f.start(t)
+			m.cancelPipeline(id)
+			p := m.restOf(id)
+			require.Equal(t, "cancelled", p.GetStatus())
+			for _, j := range p.GetJobs() {
+				require.Equal(t, strings.HasPrefix(j.GetName(), "a"), j.GetStatus() == "success", jobsOf(p))
+			}
+			require.Equal(t, map[string]int{"a": 3, "b": 1}, times())
+		})
+	}
 }

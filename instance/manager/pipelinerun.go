@@ -54,22 +54,31 @@ type PipelineRun struct {
 
 	keeping sync.Mutex // held, before mu, while the jobs are kept: those of the end come last
 
-	turn      *turn           // of the pipeline in its group; nil without one
-	redundant context.Context // ends when a newer pipeline ends interruptible jobs, and with life
-	interrupt context.CancelCauseFunc
+	turn *turn // of the pipeline in its group; nil without one
 
-	mu    sync.Mutex // guards the following
-	rec   *state.Pipeline
-	msg   *state.Delivery
-	stop  context.CancelCauseFunc // cancels the builds of Carry; nil without one
-	kill  context.CancelCauseFunc // so those of jobs that go on after a cancel
-	begun []string                // jobs with a build, if it was cancelled before Carry
-	// replays says that jobs had builds, and that it was not cancelled, when Carry began. It is for the owner.
-	replays bool
-	play    func(job string) // of Carry; may be nil
-	queued  map[string]bool  // builds whose requests were in the queue when Carry began
-	shown   *pb.Pipeline
-	jobs    map[string]*pb.PipelineJob // of shown, by name
+	// These end when the record says so, and with life: Canceled, Killed and Redundant.
+	canceled, killed, redundant ending
+
+	mu     sync.Mutex // guards the following
+	rec    *state.Pipeline
+	msg    *state.Delivery
+	stop   context.CancelCauseFunc // cancels the builds of Carry; nil without one
+	begun  []string                // jobs with a build when Carry began; nil if it is the first one
+	play   func(job string)        // of Carry; may be nil
+	queued map[string]bool         // builds whose requests were in the queue when Carry began
+	shown  *pb.Pipeline
+	jobs   map[string]*pb.PipelineJob // of shown, by name
+}
+
+// ending is a context with its end.
+type ending struct {
+	context.Context
+	end context.CancelCauseFunc
+}
+
+func newEnding(life context.Context) (e ending) {
+	e.Context, e.end = context.WithCancelCause(life)
+	return e
 }
 
 // pipelines returns the pipelines that this manager carries out.
@@ -147,6 +156,7 @@ func (m *Manager) acceptCall(d *state.Delivery) error {
 	if rec == nil || rec.AtRest() || rec.Phase == state.PipelineRunning && rec.Call != call {
 		return d.Ack() // it is not kept any more, has nothing to do, or the manager with that call sees each change
 	}
+	first := rec.Started.IsZero() && len(rec.Rounds) == 0
 	rec.Phase, rec.Call, rec.Manager = state.PipelineRunning, call, m.fleet.ID()
 	if rec.Started.IsZero() {
 		rec.Started = time.Now()
@@ -160,10 +170,8 @@ func (m *Manager) acceptCall(d *state.Delivery) error {
 	}
 	p = &PipelineRun{m: m, id: id, call: call, rec: rec, msg: d, dirty: make(chan struct{}, 1)}
 	p.life, p.lose = context.WithCancelCause(m.takes)
-	p.redundant, p.interrupt = context.WithCancelCause(p.life)
-	if rec.Redundant {
-		p.interrupt(errRedundant)
-	}
+	p.canceled, p.killed, p.redundant = newEnding(p.life), newEnding(p.life), newEnding(p.life)
+	p.endLocked(rec) // nobody else has it yet
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.takes.Err() != nil {
@@ -171,24 +179,27 @@ func (m *Manager) acceptCall(d *state.Delivery) error {
 		return context.Cause(m.takes)
 	}
 	m.carried[id] = p
-	m.wg.Go(func() { m.carry(p) }) //nolint:contextcheck // its life is the manager's
+	m.wg.Go(func() { m.carry(p, first) }) //nolint:contextcheck // its life is the manager's
 	return nil
 }
 
-// carry carries a pipeline out until it does not go on by itself.
-func (m *Manager) carry(p *PipelineRun) {
+// carry carries a pipeline out until it does not go on by itself. first says that no job of it has begun.
+func (m *Manager) carry(p *PipelineRun, first bool) {
 	var watching sync.WaitGroup
 	watching.Go(p.watch)
 	watching.Go(p.show)
 	for done, failures := false, 0; !done && p.life.Err() == nil; {
-		played := p.played()
-		end, err := p.carryOnce()
-		if err == nil && p.played() > played && !p.Canceled() {
+		played, canceled := p.played(), p.Canceled()
+		end, err := p.carryOnce(first)
+		switch {
+		case err != nil:
+		case p.played() > played && !p.Canceled():
+			first = false
 			continue // jobs that were skipped for want of a manual job may run now; others are not run again
+		case !first && p.Canceled() && !canceled:
+			continue // the end may have come before it was known again which jobs had succeeded
 		}
-		if err == nil && p.replays && p.Canceled() {
-			continue // jobs that had ended may not have been looked at before the cancel
-		}
+		first = false
 		if err != nil && !errors.Is(err, errRequest) && failures < maxFailures { // as without room on the disk
 			failures++
 			m.cfg.Logger.Error("cannot carry a pipeline out", "pipeline", p.id, "error", err)
@@ -210,8 +221,8 @@ func (m *Manager) carry(p *PipelineRun) {
 	m.mu.Unlock()
 }
 
-// carryOnce carries the pipeline out, from the records of its builds.
-func (p *PipelineRun) carryOnce() (*pb.Pipeline, error) {
+// carryOnce carries the pipeline out, from the records of its builds. first says that there are none.
+func (p *PipelineRun) carryOnce(first bool) (*pb.Pipeline, error) {
 	ctx, stop := context.WithCancelCause(p.life)
 	defer stop(nil)
 	if p.asked == nil {
@@ -227,7 +238,7 @@ func (p *PipelineRun) carryOnce() (*pb.Pipeline, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errRequest, err)
 	}
-	shown, ran, open, err := p.showAgain(ctx, plan)
+	shown, open, err := p.showAgain(ctx, plan)
 	if err != nil {
 		return nil, err
 	}
@@ -241,12 +252,13 @@ func (p *PipelineRun) carryOnce() (*pb.Pipeline, error) {
 	if err != nil {
 		return nil, err
 	}
-	abort, kill := context.WithCancelCause(p.life)
-	defer kill(nil)
+	if !first {
+		if err := p.findBegun(ctx); err != nil {
+			return nil, err
+		}
+	}
 	p.mu.Lock()
-	p.stop, p.kill, p.play, p.queued, p.shown, p.begun = stop, kill, nil, queued, shown, nil
-	canceled := p.rec.Canceled // from here on, a cancel ends ctx
-	p.replays = ran && !canceled
+	p.stop, p.play, p.queued, p.shown = stop, nil, queued, shown // from here on, a cancel ends ctx
 	p.jobs = make(map[string]*pb.PipelineJob, len(shown.GetJobs()))
 	for _, j := range shown.GetJobs() {
 		p.jobs[j.GetName()] = j
@@ -255,14 +267,9 @@ func (p *PipelineRun) carryOnce() (*pb.Pipeline, error) {
 	defer func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		p.stop, p.kill, p.play = nil, nil, nil
+		p.stop, p.play = nil, nil
 	}()
-	if canceled {
-		if err := p.findBegun(ctx); err != nil {
-			return nil, err
-		}
-	}
-	end, err := plan.Carry(ctx, abort, p)
+	end, err := plan.Carry(ctx, p.life, p)
 	if err == nil && p.life.Err() == nil {
 		p.cancelRest()
 	}
@@ -393,16 +400,19 @@ func (p *PipelineRun) absorbLocked(now *state.Pipeline) bool {
 	return true
 }
 
-// endLocked stops, kills or interrupts builds after a change of the record. p.mu is held.
+// endLocked ends what a record ends that was another one before. p.mu is held.
 func (p *PipelineRun) endLocked(before *state.Pipeline) {
 	if p.rec.Canceled && !before.Canceled && p.stop != nil {
 		p.stop(errPipelineCanceled)
 	}
-	if p.rec.Killed && !before.Killed && p.kill != nil {
-		p.kill(errPipelineCanceled)
+	if p.rec.Canceled {
+		p.canceled.end(errPipelineCanceled)
+	}
+	if p.rec.Killed {
+		p.killed.end(errPipelineCanceled)
 	}
 	if p.rec.Redundant {
-		p.interrupt(errRedundant)
+		p.redundant.end(errRedundant)
 	}
 }
 
@@ -439,7 +449,7 @@ func (p *PipelineRun) change(edit func(*state.Pipeline)) error {
 	return context.Cause(p.life)
 }
 
-// findBegun finds the jobs that have begun before the pipeline was cancelled.
+// findBegun finds the jobs that have begun.
 func (p *PipelineRun) findBegun(ctx context.Context) error {
 	var builds []*state.Record
 	err := p.m.store.Persist(ctx, func(ctx context.Context) (err error) {
@@ -508,15 +518,16 @@ func (p *PipelineRun) Replaced() string {
 	return p.rec.Replaced
 }
 
-// IsCut reports whether the pipeline was cancelled before a job had begun. A manager that goes on with the pipeline
-// finds that by the names of the builds: they begin with that of the job.
-func (p *PipelineRun) IsCut(job string) bool {
+// Began reports whether a job had begun before Carry, and, if not, whether the pipeline was cancelled before it has.
+// The names of its builds begin with that of the job.
+func (p *PipelineRun) Began(job string) (began, cut bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.rec.Canceled && !slices.ContainsFunc(p.begun, func(build string) bool {
+	began = slices.ContainsFunc(p.begun, func(build string) bool {
 		rest, ok := strings.CutPrefix(build, job)
 		return ok && (rest == "" || rest[0] == ' ')
 	})
+	return began, !began && p.rec.Canceled
 }
 
 // Play calls play for each manual job that somebody has started or starts, until Carry returns.

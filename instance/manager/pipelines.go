@@ -33,9 +33,10 @@ type Planned interface {
 	// job without one has nil.
 	Containers(check func(own *place.Spec) error) error
 	// Carry carries the pipeline out as far as it goes by itself, with the builds of run, and describes how it stands
-	// then: its phase is blocked or ended. When ctx ends, it returns, and the builds go on. When it ends because the
-	// pipeline was cancelled, jobs that run after a cancel go on until abort ends.
-	Carry(ctx, abort context.Context, run *PipelineRun) (*pb.Pipeline, error)
+	// then: its phase is blocked or ended. When life ends, it returns, and the builds go on. ctx ends with it, and when
+	// the pipeline is cancelled. Then Carry begins no job, but for those that run after a cancel, and waits for the
+	// others.
+	Carry(ctx, life context.Context, run *PipelineRun) (*pb.Pipeline, error)
 	// Series is the series of pipelines of which a newer one with another version ends the part newer of an older one.
 	// The name is empty for a pipeline without one.
 	Series() (name, version string, newer Newer)

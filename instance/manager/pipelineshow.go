@@ -26,9 +26,9 @@ const (
 // statusesKept are shown until it is known again how a job stands.
 var statusesKept = []string{"success", "warning", "running", statusManual}
 
-// showAgain returns the pipeline as it was shown last, until this manager knows more. It reports whether a job had a
-// build, and whether a build had not ended then.
-func (p *PipelineRun) showAgain(ctx context.Context, plan Planned) (shown *pb.Pipeline, ran, open bool, err error) {
+// showAgain returns the pipeline as it was shown last, until this manager knows more. It reports whether a build had
+// not ended then.
+func (p *PipelineRun) showAgain(ctx context.Context, plan Planned) (shown *pb.Pipeline, open bool, err error) {
 	shown = plan.Shown()
 	var last *pb.Pipeline
 	err = p.m.store.Persist(ctx, func(ctx context.Context) (err error) {
@@ -36,12 +36,11 @@ func (p *PipelineRun) showAgain(ctx context.Context, plan Planned) (shown *pb.Pi
 		return err
 	})
 	if err != nil {
-		return nil, false, false, err
+		return nil, false, err
 	}
 	known := map[string]*pb.PipelineJob{}
 	for _, j := range last.GetJobs() {
 		known[j.GetName()] = j
-		ran = ran || j.GetBuild() != ""
 		open = open || j.GetBuild() != "" && j.GetFinished() == nil
 	}
 	for _, j := range shown.GetJobs() {
@@ -61,7 +60,7 @@ func (p *PipelineRun) showAgain(ctx context.Context, plan Planned) (shown *pb.Pi
 			shown.Jobs = append(shown.Jobs, j)
 		}
 	}
-	return shown, ran, open, nil
+	return shown, open, nil
 }
 
 // show keeps the jobs as they are shown when they have changed, until the work ends.

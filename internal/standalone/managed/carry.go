@@ -95,7 +95,7 @@ func (p *planned) Containers(check func(own *place.Spec) error) error {
 }
 
 // Carry implements manager.Planned.
-func (p *planned) Carry(ctx, abort context.Context, run *manager.PipelineRun) (_ *pb.Pipeline, err error) {
+func (p *planned) Carry(ctx, life context.Context, run *manager.PipelineRun) (_ *pb.Pipeline, err error) {
 	dir, err := run.Dir()
 	if err != nil {
 		return nil, err
@@ -140,13 +140,13 @@ func (p *planned) Carry(ctx, abort context.Context, run *manager.PipelineRun) (_
 			}
 			return own, leave, err
 		},
-		IsCut: run.IsCut,
+		Began: run.Began,
 	}
 	if !canceled {
 		cfg.Plays = &whole.Plays{}
 		run.Play(cfg.Plays.Play)
 	}
-	report, err := whole.Run(ctx, abort, p.pipeline, cfg)
+	report, err := whole.Run(ctx, life, p.pipeline, cfg)
 	if report == nil {
 		return nil, err
 	}

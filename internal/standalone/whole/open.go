@@ -28,9 +28,11 @@ func (c *carrier) open(ctx context.Context, node int) pipeline.Result {
 	if c.abort.Err() != nil {
 		return pipeline.Result{Err: context.Cause(ctx), As: pipeline.Cancelled}
 	}
-	cut, anew := ctx.Err() != nil, c.isAnew(node)
-	if c.cfg.IsCut != nil && !c.keeps {
-		cut = cut || c.cfg.IsCut(c.name(node))
+	cut, began, anew := ctx.Err() != nil, false, c.isAnew(node)
+	if c.cfg.Began != nil && !c.keeps {
+		var before bool
+		began, before = c.cfg.Began(c.name(node))
+		cut = !began && (cut || before)
 	}
 	c.done[node].anew = true
 	opened, err := c.pipeline.Jobs[node].Open(c.before(node), cut, c.teller(node))
@@ -46,7 +48,7 @@ func (c *carrier) open(ctx context.Context, node int) pipeline.Result {
 		}
 		return pipeline.Result{As: as, Why: opened.Skip}
 	}
-	life, end := c.keep(ctx, opened.Keeps)
+	life, end := c.keep(ctx, opened.Keeps || began)
 	defer end()
 	if anew {
 		c.forget(opened.Builds)

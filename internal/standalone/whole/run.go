@@ -60,8 +60,10 @@ type Config struct {
 	// member shall stop. The error is Newer if a newer member took its place, or ErrCancelled. Without an error, leave is
 	// called; with one, the context is ctx. If nil, groups are files in StateDir.
 	Enter func(ctx context.Context, m Member, tell func(string)) (own context.Context, leave func(), err error)
-	// IsCut reports whether the run was cancelled before a job opens, although its context has not ended. May be nil.
-	IsCut func(job string) bool
+	// Began reports whether a job has begun in an earlier life of the run: then its builds end by themselves when the run
+	// is cancelled. If not, cut says that the run was cancelled before, although its context may not have ended. May be
+	// nil.
+	Began func(job string) (began, cut bool)
 	// WithTests says that the report shall have the tests of the jobs.
 	WithTests bool
 	// Say gets lines about jobs: those about artifacts that are missing, or notices. It may be called from several
