@@ -39,13 +39,10 @@ type Planned interface {
 	Carry(ctx, life context.Context, run *PipelineRun) (*pb.Pipeline, error)
 	// Series is the series of pipelines of which a newer one with another version ends the part newer of an older one.
 	// The name is empty for a pipeline without one.
-	Series() (name, version string, newer Newer)
+	Series() (name, version, newer string)
 }
 
-// Newer is the part of a pipeline that a newer one ends.
-type Newer = state.Newer
-
-// The values of Newer.
+// The parts of a pipeline that a newer one may end.
 const (
 	EndUnlessStarted = state.EndUnlessStarted
 	EndInterruptible = state.EndInterruptible

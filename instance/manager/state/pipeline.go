@@ -78,7 +78,7 @@ type Pipeline struct {
 	// Series and Version are those of a Planned pipeline, hashed. Newer is the part that a newer pipeline ends.
 	Series  string `json:"series,omitempty"`
 	Version string `json:"version,omitempty"`
-	Newer   Newer  `json:"newer,omitempty"`
+	Newer   string `json:"newer,omitempty"`
 	// Redundant says that a newer pipeline ends the jobs that are interruptible.
 	Redundant bool `json:"redundant,omitempty"`
 	// Played are the manual jobs that were started.
@@ -98,14 +98,11 @@ type Pipeline struct {
 	revision uint64
 }
 
-// Newer is the part of a pipeline that a newer one of its series with another version ends.
-type Newer string
-
-// The values of Newer. The zero value is for a pipeline without a series.
+// The values of Pipeline.Newer. It is empty for a pipeline without a series.
 const (
-	EndUnlessStarted Newer = "unless-started" // all of it, unless a job that is not interruptible has started
-	EndInterruptible Newer = "interruptible"
-	EndNothing       Newer = "nothing"
+	EndUnlessStarted = "unless-started" // all of it, unless a job that is not interruptible has started
+	EndInterruptible = "interruptible"
+	EndNothing       = "nothing"
 )
 
 // AtRest reports whether nobody carries the pipeline out.

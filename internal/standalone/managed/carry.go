@@ -160,11 +160,11 @@ func (p *planned) Carry(ctx, life context.Context, run *manager.PipelineRun) (_ 
 }
 
 // Series implements manager.Planned.
-func (p *planned) Series() (name, version string, newer manager.Newer) {
+func (p *planned) Series() (name, version, newer string) {
 	return p.pipeline.Series, p.pipeline.Version, newerOf[p.pipeline.Newer]
 }
 
-var newerOf = map[whole.Newer]manager.Newer{
+var newerOf = map[whole.Newer]string{
 	whole.EndUnlessStarted: manager.EndUnlessStarted, whole.EndInterruptible: manager.EndInterruptible,
 	whole.EndNothing: manager.EndNothing,
 }
