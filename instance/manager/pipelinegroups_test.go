@@ -237,53 +237,6 @@ jobs:
 	require.Equal(t, map[string]int{"a": 1, "b": 2, "c": 1, "d-7-cancelled": 1, "d-7-success": 1}, times())
 }
 
-// Symptom: a cancel soon after the restart of a manager made jobs cancelled that had succeeded, and a retry ran them again.
-func TestJobsThatHaveSucceededStaySoAfterARestartAndACancel(t *testing.T) {
-	t.Parallel()
-	f := withPipelines(newFleet(t))
-	m := f.start(t)
-	line, times := ran(t)
-	dir := t.TempDir()
-	require.NoError(t, os.MkdirAll(filepath.Join(dir, ".github/workflows"), 0o700))
-	require.NoError(t, os.WriteFile(filepath.Join(dir, ".github/workflows/c.yml"), []byte(fmt.Sprintf(`
-on: {workflow_call: {inputs: {n: {type: number}}}}
-jobs:
-  x:
-    strategy: {matrix: {k: [0, 1, 2, 3, 4, 5]}}
-    steps: [{run: %q}]
-`, line("${{ inputs.n }}.${{ matrix.k }}")+"; sleep 0.1")), 0o600))
-	source, _, _, err := managed.Source(standalone.Source{
-		Name: "w.yml", Format: standalone.GitHub, WorkDir: dir, Elsewhere: true,
-		Text: []byte("on: push\njobs:\n  c: {strategy: {matrix: {n: [0, 1, 2, 3, 4, 5]}}, " +
-			"uses: $/.github/workflows/c.yml, with: {n: '${{ matrix.n }}'}}\n"),
-	})
-	require.NoError(t, err)
-	id := m.submitPipeline(&pb.SubmitPipelineRequest{Source: source, Repository: "r"})
-	succeeded := func(p *pb.Pipeline) (names []string) {
-		for _, j := range p.GetJobs() {
-			if j.GetStatus() == "success" && strings.Contains(j.GetName(), " / x") {
-				names = append(names, j.GetName())
-			}
-		}
-		return names
-	}
-	before := succeeded(m.awaitPipeline(id, func(p *pb.Pipeline) bool { return len(succeeded(p)) >= 12 }))
-	m.stop()
-	m = f.start(t)
-	m.cancelPipeline(id)
-	p := m.restOf(id)
-	require.Equal(t, "cancelled", p.GetStatus())
-	require.Subset(t, succeeded(p), before)
-	m.retryPipeline(id)
-	require.Len(t, succeeded(m.restOf(id)), 36)
-	for _, name := range before {
-		var n, k int
-		_, err := fmt.Sscanf(name, "c (%d) / x (%d)", &n, &k)
-		require.NoError(t, err, name)
-		require.Equal(t, 1, times()[fmt.Sprintf("%d.%d", n, k)], name)
-	}
-}
-
 // A newer pipeline of another commit ends an older one of its branch, as auto_cancel of the older one and interruptible
 // say, also if the manager ends meanwhile.
 func TestANewerPipelineEndsAnOlderOne(t *testing.T) {

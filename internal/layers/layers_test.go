@@ -215,8 +215,8 @@ var allowed = map[string][]string{
 		"remote/step/lang", "remote/step/mask", "remote/step/annotation", "internal/termtext",
 	},
 	"internal/standalone/whole/carry": {
-		"internal/standalone", "remote/archive", "internal/rmtree", "internal/boundedfile", "remote/jobcache",
-		"remote/transfer", "remote/step/engine",
+		"internal/standalone", "remote/step/action", "remote/archive", "internal/rmtree", "internal/boundedfile",
+		"remote/jobcache", "remote/transfer", "remote/step/engine",
 	},
 	"internal/standalone/jobplace": {
 		"connector/place", "internal/standalone", "internal/standalone/whole", "remote/step/trace",

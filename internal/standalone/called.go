@@ -46,7 +46,8 @@ func (w *Workflow) CheckCall(j *action.Job) error {
 		return fmt.Errorf("%s: the workflow %.160s calls itself, directly or by others", j.UsesPlace(), of.Text)
 	}
 	if w.called += len(c.Jobs); w.called > pipeline.MaxNodes { // else the check itself would have no end
-		return fmt.Errorf("%s: the workflows that the workflow calls have more than %d jobs", j.UsesPlace(), pipeline.MaxNodes)
+		return fmt.Errorf("%s: the workflows that the workflow calls have more than %d jobs", j.UsesPlace(),
+			pipeline.MaxNodes)
 	}
 	inner := &Workflow{
 		Workflow: c.Workflow, src: c.src, calls: w.calls, depth: w.depth + 1, chain: append(slices.Clip(w.chain), of.Text),

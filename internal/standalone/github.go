@@ -45,6 +45,9 @@ func readGitHub(src Source) (*Job, error) {
 		return nil, err
 	}
 	j.Notices = append(j.Notices, notes...)
+	if src.Elsewhere {
+		j.Notices = append(j.Notices, job.LabelNotes(action.Values{Inputs: named, Vars: src.Vars}, values)...)
+	}
 	return j, nil
 }
 

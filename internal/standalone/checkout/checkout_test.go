@@ -80,7 +80,8 @@ func TestTheProjectIsThatOfTheRemote(t *testing.T) {
 	for url, want := range map[string]string{
 		"git@host:o/r.git": "o/r", "ssh://git@host:22/o/r": "o/r", "http://host/o/r.git/": "o/r",
 		"git://h/a.b/c_d-e": "a.b/c_d-e",
-		"/srv/o/r.git":      "", "file:///srv/o/r.git": "", "../r": "", "https://host/r": "", "https://host/o/r?x": "", "": "",
+		"/srv/o/r.git":      "", "file:///srv/o/r.git": "", "../r": "", "https://host/r": "", "": "",
+		"https://host/o/r?x":  "",
 		"https://host/o/r\nx": "", "https://host/" + strings.Repeat("a/", 200) + "r": "",
 	} {
 		require.Equal(t, want, projectOf(url), url)

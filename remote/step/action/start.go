@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"go.yaml.in/yaml/v4"
@@ -236,6 +237,32 @@ func (s *Start) read(e *evaluator, key string, t *tree) (err error) {
 
 // maxMinutes bounds timeout-minutes.
 const maxMinutes = 1e6
+
+// LabelNotes returns a note if the job names labels of machines that not each VM has, for a job that runs by itself:
+// there these have no effect.
+func (j *Job) LabelNotes(v Values, matrix map[string]any) []string {
+	t := j.atStart["runs-on"]
+	if t == nil {
+		return nil
+	}
+	e := j.evaluator(v, &Build{Matrix: matrix})
+	labels, err := e.labels(t)
+	if err != nil {
+		return nil // the values of other jobs are missing
+	}
+	labels = slices.DeleteFunc(labels, IsCommonLabel)
+	if len(labels) == 0 {
+		return nil
+	}
+	return []string{fmt.Sprintf("%s:%d: runs-on has no effect for one job: choose its VM by a label (--select of run, "+
+		"--label of submit), or add --needs", j.file, t.line)}
+}
+
+// IsCommonLabel reports whether all machines with Linux have a label of runs-on by nature.
+func IsCommonLabel(label string) bool {
+	l := strings.ToLower(label)
+	return l == "self-hosted" || l == "linux" || strings.HasPrefix(l, "ubuntu-")
+}
 
 // GroupLabel is the name of the label that stands for the group of runs-on.
 const GroupLabel = "group"

@@ -103,6 +103,18 @@ jobs:
 	require.Equal(t, "w.yml:5:3", w.Jobs[1].Place())
 }
 
+func TestLabelsOfOneJobHaveNoEffect(t *testing.T) {
+	for labels, want := range map[string][]string{
+		"ubuntu-latest": nil, "[self-hosted, Linux]": nil, "${{ needs.a.outputs.x }}": nil,
+		"[self-hosted, 'zone=${{ matrix.z }}']": {"w.yml:3: runs-on has no effect for one job: choose its VM by a label " +
+			"(--select of run, --label of submit), or add --needs"},
+	} {
+		j, err := ReadJob("w.yml", []byte("jobs:\n  a:\n    runs-on: "+labels+"\n    steps: [{run: x}]\n"), "")
+		require.NoError(t, err)
+		require.Equal(t, want, j.LabelNotes(Values{}, map[string]any{"z": "b"}), labels)
+	}
+}
+
 func TestGroupOfAWholeWorkflow(t *testing.T) {
 	for text, want := range map[string]string{
 		"g": "g false", "{group: 'x-${{ inputs.a }}', cancel-in-progress: '${{ inputs.a == 1 }}'}": "x-1 true", "": " false",

@@ -3,6 +3,8 @@ package carry
 import (
 	"fmt"
 	"strings"
+
+	"github.com/stepmux/stepmux/remote/step/action"
 )
 
 // RunsOn describes the machine on which a job wants to run.
@@ -29,7 +31,7 @@ func (r RunsOn) Choose(fleet []map[string]string) (wanted map[string]string, not
 		}
 		if isPair && r.Pairs && name != r.Soft || has(fleet, name, value) {
 			wanted[name] = value
-		} else if l := strings.ToLower(label); l != "self-hosted" && l != "linux" && !strings.HasPrefix(l, "ubuntu-") {
+		} else if !action.IsCommonLabel(label) {
 			notes = append(notes, fmt.Sprintf("%s: no VM of the fleet has the label %q: any VM runs such jobs", r.Key, label))
 		}
 	}
