@@ -24,6 +24,11 @@ func (r *Report) replace(why error) {
 	if r.Status == Cancelled {
 		r.ExitCode = exitReplaced
 	}
+	for i := range r.Jobs { // the end of the run may come before that of a build which is about to begin
+		if j := &r.Jobs[i]; j.Status == Cancelled && j.Why == Cancelled {
+			j.Why = why.Error()
+		}
+	}
 }
 
 // notRun returns the report of a run that was cancelled before it began.

@@ -250,7 +250,7 @@ func (j *Job) LabelNotes(v Values, matrix map[string]any) []string {
 	if err != nil {
 		return nil // the values of other jobs are missing
 	}
-	labels = slices.DeleteFunc(labels, IsCommonLabel)
+	labels = slices.DeleteFunc(labels, func(label string) bool { return label == "" || IsCommonLabel(label) })
 	if len(labels) == 0 {
 		return nil
 	}
