@@ -34,14 +34,15 @@ func bytesIn(t *testing.T, dir string) (size int64) {
 //
 //stepmux:faults users | A manager dies while an action uploads an artifact: the upload goes on, and is whole
 func TestUploadsOfActionsOutliveAManagerThatIsKilled(t *testing.T) {
-	dir, packages := t.TempDir(), t.TempDir()
-	if err := npmtest.Install(packages, map[string]string{"artifact-6": "@actions/artifact@6.2.1"}); err != nil {
+	dir := t.TempDir()
+	packages, err := npmtest.Install(t.TempDir(), npmtest.Clients)
+	if err != nil {
 		t.Skip(err)
 	}
 	project := filepath.Join(dir, "project")
 	files, err := npmtest.Files()
 	require.NoError(t, err)
-	const size = 60_000_000
+	const size = 24_000_000
 	files[".github/workflows/w.yml"] = fmt.Sprintf(`
 on: push
 jobs:
@@ -74,16 +75,13 @@ jobs:
 	require.NoError(t, err)
 	defer conn.Close()
 	client := pb.NewManagerClient(conn)
-	kills, most := 0, int64(0)
-	for range 2 {
-		require.Eventually(t, func() bool { // it has got more since the last kill, or is complete
-			most = max(most, bytesIn(t, filepath.Join(state, "uploads")))
-			return most > int64(kills+1)*size/5 || bytesIn(t, filepath.Join(state, "projects")) > size
-		}, bound, time.Millisecond)
-		p.kill()
-		kills++
-		p.start()
-	}
+	got := int64(0)
+	require.Eventually(t, func() bool { // it has got a part, or is complete
+		got = bytesIn(t, filepath.Join(state, "uploads"))
+		return got > size/5 || bytesIn(t, filepath.Join(state, "projects")) > size
+	}, bound, time.Millisecond)
+	p.kill()
+	p.start()
 	last, err := followPipeline(t.Context(), client, id, true, func(*pb.Pipeline) error { return nil })
 	require.NoError(t, err)
 	logs := ""
@@ -100,5 +98,5 @@ jobs:
 	left, err := os.ReadDir(filepath.Join(state, "uploads"))
 	require.NoError(t, err)
 	require.Empty(t, left)
-	t.Logf("%d kills, the last with %d of %d bytes of the upload", kills, most, size)
+	t.Logf("killed with %d of %d bytes of the upload", got, size)
 }

@@ -143,10 +143,7 @@ func TestTheClientsOfActionsWorkWithAManager(t *testing.T) {
 	t.Parallel()
 	f := withPipelines(newFleet(t))
 	m := f.start(t)
-	packages := t.TempDir()
-	err := npmtest.Install(packages, map[string]string{
-		"artifact-6": "@actions/artifact@6.2.1", "cache-6": "@actions/cache@6.3.0",
-	})
+	packages, err := npmtest.Install(t.TempDir(), npmtest.Clients)
 	if err != nil {
 		t.Skip(err)
 	}
@@ -154,8 +151,8 @@ func TestTheClientsOfActionsWorkWithAManager(t *testing.T) {
 		return strings.ReplaceAll(acts(name, keys, do...), "$PACKAGES", packages)
 	}
 	p := m.restOf(m.submitPipeline(m.workflowOf(
-		job("make", noKeys, "upload a 20000000", "cache k 10000000"),
-		job("use", "needs: make", "download a 20000000", "restoreCache k 10000000"),
+		job("make", noKeys, "upload a 3000000", "cache k 2000000"),
+		job("use", "needs: make", "download a 3000000", "restoreCache k 2000000"),
 	)))
 	require.Equal(t, "make success, use success", jobsOf(p), "%s\n%s", m.logOf(p, "make"), m.logOf(p, "use"))
 	require.Contains(t, m.logOf(p, "make"), "uploaded a true\n")

@@ -35,14 +35,9 @@ func serve(t *testing.T, cfg actionservices.Config) (s *actionservices.Server, u
 	return s, "http://" + listener.Addr().String()
 }
 
-// packages are the clients, by the names that the scripts use: of each protocol the first and the last major version.
-// With STEPMUX_ALL_CLIENTS, as of make prove WHAT=action-clients, they are all majors that have a public release.
+// packages are the clients, by the names that the scripts use. With STEPMUX_ALL_CLIENTS, as of make prove WHAT=action-clients, they are all majors that have a public release.
 var packages = func() map[string]string {
-	some := map[string]string{
-		"artifact-1": "@actions/artifact@1.1.3",
-		"artifact-2": "@actions/artifact@2.3.2", "artifact-6": "@actions/artifact@6.2.1",
-		"cache-3": "@actions/cache@3.3.0", "cache-6": "@actions/cache@6.3.0",
-	}
+	some := maps.Clone(npmtest.Clients)
 	if os.Getenv("STEPMUX_ALL_CLIENTS") != "" {
 		maps.Copy(some, map[string]string{
 			"artifact-4": "@actions/artifact@4.0.0", "artifact-5": "@actions/artifact@5.0.3",
@@ -52,17 +47,15 @@ var packages = func() map[string]string {
 	return some
 }()
 
-// packagesDir is the directory with the packages, once they are installed. TestMain removes it.
-var packagesDir string
+// packagesTemp is a directory for the packages, once they are installed. TestMain removes it.
+var packagesTemp string
 
-// install installs the packages, once. An error says which part is missing.
-var install = sync.OnceValue(func() error {
-	dir, err := os.MkdirTemp("", "stepmux-npm-")
-	if err != nil {
-		return err
+// install installs the packages, once, and returns their directory. An error says which part is missing.
+var install = sync.OnceValues(func() (dir string, err error) {
+	if packagesTemp, err = os.MkdirTemp("", "stepmux-npm-"); err != nil {
+		return "", err
 	}
-	packagesDir = dir
-	return npmtest.Install(dir, packages)
+	return npmtest.Install(packagesTemp, packages)
 })
 
 // node has the packages, and a directory for the files of a job.
@@ -70,10 +63,11 @@ type node struct{ packages, dir string }
 
 func newNode(t *testing.T) node {
 	t.Helper()
-	if err := install(); err != nil {
+	dir, err := install()
+	if err != nil {
 		t.Skip(err)
 	}
-	return node{packagesDir, t.TempDir()}
+	return node{dir, t.TempDir()}
 }
 
 // run runs a program of JavaScript that uses a package, as an action of a job.

@@ -9,7 +9,7 @@ import (
 
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
-		_ = os.RemoveAll(packagesDir) // it is empty if no test has installed packages
+		_ = os.RemoveAll(packagesTemp) // it is empty if no test has installed packages
 		os.Exit(code)
 	}))
 }

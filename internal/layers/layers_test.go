@@ -355,7 +355,7 @@ var allowed = map[string][]string{
 	},
 	"internal/testing/fetchtest":     {"internal/rmtree"},
 	"internal/testing/artifactstest": {},
-	"internal/testing/npmtest":       {},
+	"internal/testing/npmtest":       {"internal/testing/runnertest"},
 	// It uses the manager's packages as a Go user does, and the program as a process.
 	"bench/faults": {
 		"remote/api/vmconfig",

@@ -3,15 +3,42 @@
 package npmtest
 
 import (
+	"crypto/sha256"
 	"embed"
 	"fmt"
 	"io/fs"
+	"maps"
+	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
+
+	"github.com/stepmux/stepmux/internal/testing/runnertest"
 )
 
-// Install installs packages in a directory, by the names that programs use for them. An error says which part is
-// missing.
-func Install(dir string, packages map[string]string) error {
+// Clients are clients, by the names that programs use for them: of each protocol the first and the last major version.
+var Clients = map[string]string{
+	"artifact-1": "@actions/artifact@1.1.3",
+	"artifact-2": "@actions/artifact@2.3.2", "artifact-6": "@actions/artifact@6.2.1",
+	"cache-3": "@actions/cache@3.3.0", "cache-6": "@actions/cache@6.3.0",
+}
+
+// Install returns a directory with packages, by the names that programs use for them: temp or, for all test binaries
+// that get [runnertest.DirVar], one there. An error says which part is missing.
+func Install(temp string, packages map[string]string) (dir string, err error) {
+	shared := os.Getenv(runnertest.DirVar)
+	if shared == "" {
+		return temp, install(temp, packages)
+	}
+	sum := sha256.New()
+	for _, name := range slices.Sorted(maps.Keys(packages)) {
+		fmt.Fprintln(sum, name, packages[name])
+	}
+	dir = filepath.Join(shared, fmt.Sprintf("npm-%x", sum.Sum(nil)[:4]))
+	return dir, runnertest.Once(dir, func() error { return install(dir, packages) })
+}
+
+func install(dir string, packages map[string]string) error {
 	args := []string{"install", "--silent", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", dir}
 	for name, of := range packages {
 		args = append(args, name+"@npm:"+of)

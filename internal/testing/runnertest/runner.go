@@ -90,7 +90,7 @@ var Program = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	program := filepath.Join(in, "stepmux-vm")
-	return program, once(program, func() error { return BuildEnd(program) })
+	return program, Once(program, func() error { return BuildEnd(program) })
 })
 
 // BuildEnd builds the VM's end to a file, like a release except for the version. So packages that `make build` has
@@ -128,7 +128,7 @@ func pack(name string) (string, error) {
 		return "", err
 	}
 	path := filepath.Join(filepath.Dir(end), name)
-	return path + ".gz", once(path+".gz", func() error {
+	return path + ".gz", Once(path+".gz", func() error {
 		if out, err := exec.Command("gzip", "--keep", "--force", "--fast", path).CombinedOutput(); err != nil {
 			return fmt.Errorf("pack the VM's end: %w: %s", err, out)
 		}
@@ -181,7 +181,7 @@ func buildManager(end string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := once(end+".overlay", func() error { return os.WriteFile(end+".overlay", overlay, 0o600) }); err != nil {
+	if err := Once(end+".overlay", func() error { return os.WriteFile(end+".overlay", overlay, 0o600) }); err != nil {
 		return "", err
 	}
 	linked, err := build("stepmux.linked", module+"cmd/stepmux", "grpcnotrace,carry", "-overlay", end+".overlay")
@@ -189,7 +189,7 @@ func buildManager(end string) (string, error) {
 		return "", err
 	}
 	program := strings.TrimSuffix(linked, ".linked")
-	return program, once(program, func() error { return runMake("finish", program) })
+	return program, Once(program, func() error { return runMake("finish", program) })
 }
 
 // GitLabRunner returns the command of a stand-in for GitLab Runner's step runner. The comment of its package describes
@@ -224,7 +224,7 @@ func build(name, pkg, tags string, flags ...string) (string, error) {
 			"build", "-trimpath", "-buildvcs=false", "-tags", tags, "-gcflags", "all=-dwarf=false", "-ldflags", "-s -w",
 			"-o", program,
 		}, flags, []string{pkg})
-	return program, once(program, func() error {
+	return program, Once(program, func() error {
 		cmd := exec.Command("go", args...)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {
@@ -234,9 +234,9 @@ func build(name, pkg, tags string, flags ...string) (string, error) {
 	})
 }
 
-// once builds file, unless another test binary has built it. A lock beside the file makes other test binaries wait for
+// Once builds file, unless another test binary has built it. A lock beside the file makes other test binaries wait for
 // the one that builds. A mark in the lock's file says that the build has succeeded.
-func once(file string, build func() error) error {
+func Once(file string, build func() error) error {
 	lock, err := os.OpenFile(file+".built", os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return err
