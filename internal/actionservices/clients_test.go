@@ -35,7 +35,8 @@ func serve(t *testing.T, cfg actionservices.Config) (s *actionservices.Server, u
 	return s, "http://" + listener.Addr().String()
 }
 
-// packages are the clients, by the names that the scripts use. With STEPMUX_ALL_CLIENTS, as of make prove WHAT=action-clients, they are all majors that have a public release.
+// packages are the clients, by the names that the scripts use. With STEPMUX_ALL_CLIENTS, as of make prove
+// WHAT=action-clients, they are all majors that have a public release.
 var packages = func() map[string]string {
 	some := maps.Clone(npmtest.Clients)
 	if os.Getenv("STEPMUX_ALL_CLIENTS") != "" {
