@@ -40,6 +40,7 @@ func (f *localFlags) runWhole(cmd *cobra.Command, src standalone.Source) (err er
 		return err
 	}
 	if f.whole.list {
+		tellNotes(cmd.ErrOrStderr(), p, notices)
 		return listJobs(cmd.OutOrStdout(), p, f.output == "json")
 	}
 	if len(p.Jobs) == 0 {

@@ -82,6 +82,7 @@ func (f *runFlags) runWhole(cmd *cobra.Command, r *jobReader, src standalone.Sou
 		return err
 	}
 	if f.whole.list {
+		tellNotes(cmd.ErrOrStderr(), p, notices)
 		return listJobs(cmd.OutOrStdout(), p, f.output == "json")
 	}
 	if err := f.checkWhole(src, p); err != nil {

@@ -75,6 +75,7 @@ func (f *submitFlags) runWhole(cmd *cobra.Command, reader *jobReader, file strin
 		return err
 	}
 	if f.whole.list {
+		tellNotes(cmd.ErrOrStderr(), p, nil) // pipelineRequest has told the others
 		return listJobs(cmd.OutOrStdout(), p, false)
 	}
 	return f.use(cmd, func(ctx context.Context, m pb.ManagerClient) error {

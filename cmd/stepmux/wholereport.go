@@ -268,6 +268,20 @@ func list(all []listed, p *whole.Pipeline, prefix string) []listed {
 	return all
 }
 
+// tellNotes writes the notes about a pipeline and its jobs, each once.
+func tellNotes(w io.Writer, p *whole.Pipeline, notices []string) {
+	for _, j := range p.Jobs {
+		for _, text := range j.Notices {
+			if !slices.Contains(notices, text) {
+				notices = append(notices, text)
+			}
+		}
+	}
+	for _, text := range notices {
+		fmt.Fprintf(w, "note: %s\n", termtext.Line(text))
+	}
+}
+
 // listJobs writes the jobs of a pipeline.
 func listJobs(w io.Writer, p *whole.Pipeline, asJSON bool) error {
 	all := list(nil, p, "")

@@ -213,6 +213,12 @@ func Changed(ctx context.Context, dir, compareTo string) ([]string, error) {
 		base = []string{"merge-base", "--", compareTo, "HEAD"}
 	}
 	from, err := git(ctx, dir, maxMessage, base...)
+	if err != nil && compareTo != "" { // a clone has only its own branch, and those of the remote below origin/
+		base[2] = "origin/" + compareTo
+		if there, remote := git(ctx, dir, maxMessage, base...); remote == nil {
+			from, err = there, nil
+		}
+	}
 	id := strings.TrimSpace(string(from))
 	switch {
 	case err != nil && compareTo == "":

@@ -150,6 +150,10 @@ func TestChangedAreTheFilesOfTheLastCommitAndAfterIt(t *testing.T) {
 	changed, err = Changed(t.Context(), dir, "base")
 	require.NoError(t, err)
 	require.ElementsMatch(t, []string{"docs/a.md", "src/b c.go", "new\nfile"}, changed)
+	git("update-ref", "refs/remotes/origin/theirs", "base")
+	changed, err = Changed(t.Context(), dir, "theirs")
+	require.NoError(t, err)
+	require.ElementsMatch(t, []string{"docs/a.md", "src/b c.go", "new\nfile"}, changed, "a branch of the remote alone")
 	for _, wrong := range []string{"gone", "--output=/tmp/x", "a b"} {
 		_, err = Changed(t.Context(), dir, wrong)
 		require.ErrorContains(t, err, wrong)

@@ -233,7 +233,7 @@ func (d *draft) checkPlace(stages, jobs []string) (needed []string) {
 			n = find(n, "job")
 		}
 		switch {
-		case n == nil || strings.Contains(n.Value, "$"):
+		case isNull(n) || strings.Contains(n.Value, "$"): // as an empty item of an anchor, which GitLab drops
 		case d.file.jobs[n.Value].node != nil:
 			needed = append(needed, n.Value)
 		case d.file.jobs[baseName(n.Value)].node != nil:

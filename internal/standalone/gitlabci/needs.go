@@ -103,6 +103,9 @@ func (l *linker) needsOf(i int, list *yaml.Node) (needs []need) {
 		return nil
 	}
 	for _, item := range t.flat("needs", list, 0) {
+		if isNull(item) {
+			continue
+		}
 		n := need{at: item, artifacts: true}
 		if item.Kind == yaml.MappingNode {
 			t.checkKeys(item, "needs", needKeys, "")

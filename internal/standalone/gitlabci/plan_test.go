@@ -77,7 +77,7 @@ fast: {extends: .s, needs: [build, {job: lint, artifacts: false}, {job: gone, op
 some:
   extends: .s
   needs: [{job: e2e, parallel: {matrix: [{OS: linux, ARCH: [arm]}]}}, "unit 2/2", {pipeline: $UP, job: x}]
-all: {extends: .s, stage: deploy, needs: [unit, build], dependencies: [build]}
+all: {extends: .s, stage: deploy, needs: [unit, ~, build], dependencies: [build]}
 none: {extends: .s, stage: deploy, dependencies: []}
 first: {extends: .s, stage: .pre}
 last: {extends: .s, stage: .post}
