@@ -82,7 +82,7 @@ func parseLock(text []byte) (l lock, err error) {
 	for key, of := range file.Dependencies {
 		kind, commit, _ := strings.Cut(of.Commit, "-")
 		if !action.IsCommit(commit) || kind != "sha1" && kind != "sha256" {
-			return l, fmt.Errorf("the commit of %.160q is %.80q; it must be sha1-... or sha256-...", key, of.Commit)
+			return l, fmt.Errorf("the commit of %.160q is %.80q; it must begin with sha1- or sha256-", key, of.Commit)
 		}
 		l.commits[action.LockKey(key)] = commit
 	}

@@ -57,7 +57,7 @@ func TestALockHoldsForTheWorkflowsThatItNames(t *testing.T) {
 		"a: [":                              "it is not valid",
 		strings.Repeat("#", lang.MaxText+1): "it has more than 1 MiB",
 		strings.Replace(text, "sha1-a1", "sha1-x1", 1): `the commit of "Swatinem/rust-cache@V2" is "sha1-x1a1`,
-		strings.Replace(text, "sha1-", "md5-", 1):      `it must be sha1-... or sha256-...`,
+		strings.Replace(text, "sha1-", "md5-", 1):      `it must begin with sha1- or sha256-`,
 	} {
 		write(text)
 		_, err := LockedCommits(src)

@@ -1037,8 +1037,10 @@ func TestAHealthCheckIsAReadinessProbe(t *testing.T) {
 		Config: place.Config{BuildID: "b1"},
 		Spec: kubernetes.Spec{
 			Spec: place.Spec{Image: "a", Services: []place.Service{
-				{Image: "db", Health: check}, {Image: "mine", Health: check},
-				{Image: "off", Health: &place.Health{Disabled: true, Test: "x"}}, {Image: "own", Health: &place.Health{}},
+				{Image: "db", Health: check},
+				{Image: "mine", Health: check},
+				{Image: "off", Health: &place.Health{Disabled: true, Test: "x"}},
+				{Image: "own", Health: &place.Health{}},
 			}},
 			Template: []byte("spec: {initContainers: [{name: mine, readinessProbe: {tcpSocket: {port: 1}}}]}"),
 		},

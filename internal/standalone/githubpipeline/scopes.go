@@ -24,8 +24,11 @@ func CacheScopes(src standalone.Source) (scopes []string) {
 		known["CI_COMMIT_TAG"], known["CI_COMMIT_BRANCH"] = "", ""
 	}
 	for _, of := range []struct{ name, prefix string }{
-		{"GITHUB_REF", ""}, {"CI_COMMIT_TAG", "refs/tags/"}, {"CI_COMMIT_BRANCH", "refs/heads/"},
-		{"GITHUB_BASE_REF", "refs/heads/"}, {"CI_DEFAULT_BRANCH", "refs/heads/"},
+		{"GITHUB_REF", ""},
+		{"CI_COMMIT_TAG", "refs/tags/"},
+		{"CI_COMMIT_BRANCH", "refs/heads/"},
+		{"GITHUB_BASE_REF", "refs/heads/"},
+		{"CI_DEFAULT_BRANCH", "refs/heads/"},
 	} {
 		if ref := of.prefix + known[of.name]; known[of.name] != "" && !slices.Contains(scopes, ref) {
 			scopes = append(scopes, ref)

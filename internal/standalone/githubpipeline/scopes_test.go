@@ -17,7 +17,8 @@ func TestCachesAreThoseOfTheReferenceOfTheRun(t *testing.T) {
 		Name: "w.yml", Format: standalone.GitHub, WorkDir: t.TempDir(),
 		Text: []byte("on: [push, pull_request]\njobs: {a: {steps: [{run: x}]}}\n"),
 		Predefined: []gitlabci.Variable{
-			{Name: "CI_COMMIT_SHA", Value: "0123"}, {Name: "CI_COMMIT_BRANCH", Value: "topic"},
+			{Name: "CI_COMMIT_SHA", Value: "0123"},
+			{Name: "CI_COMMIT_BRANCH", Value: "topic"},
 			{Name: "CI_DEFAULT_BRANCH", Value: "main"},
 		},
 	}

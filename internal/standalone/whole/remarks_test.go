@@ -50,7 +50,8 @@ func TestAnnotationsAsSARIF(t *testing.T) {
 
 func TestSummariesHaveTheNamesOfTheirJobs(t *testing.T) {
 	r := &Report{Jobs: []JobReport{
-		{Name: "a\n# b_c", Summary: "one\n"}, {Name: "quiet"},
+		{Name: "a\n# b_c", Summary: "one\n"},
+		{Name: "quiet"},
 		{Name: "call", Child: &Report{Jobs: []JobReport{{Name: "in", Summary: "two\n"}}}},
 	}}
 	require.Equal(t, "# a \\# b\\_c\n\none\n\n# call / in\n\ntwo\n\n", string(r.Summaries()))
