@@ -3,6 +3,7 @@ package docker_test
 import (
 	"bytes"
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -36,6 +37,9 @@ func standing(t *testing.T, d *dockertest.Daemon, name string, host container.Ho
 	})
 	_, err = d.Client.ContainerStart(t.Context(), made.ID, client.ContainerStartOptions{})
 	require.NoError(t, err)
+	// The daemon answers when runc is about to execute the program.
+	require.Eventually(t, func() bool { return slices.Equal(processes(t, d, name), []string{"sleep 600"}) },
+		sshtest.Bound, time.Millisecond)
 }
 
 // processes returns the command lines in a container.
