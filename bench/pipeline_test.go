@@ -36,6 +36,7 @@ func newPipelineVMs(b *testing.B, vms, slots int) *pipelineVMs {
 	p := &pipelineVMs{b: b}
 	runner, err := runnertest.Program() // beside the program for archives
 	require.NoError(b, err)
+	runnertest.Manager(b) // its build is not a part of the first run
 	var inventory strings.Builder
 	inventory.WriteString("instances:\n")
 	for i := range vms {
