@@ -23,9 +23,12 @@ type eventFlags struct {
 	since string
 }
 
+// tagEvent is the event of a tag.
+const tagEvent = "tag"
+
 // The events. Those of changes have files that have changed; rules:changes holds for all others.
 var (
-	events        = []string{"push", "merge_request", "tag", "schedule", "web", "api", "trigger", "pipeline"}
+	events        = []string{"push", "merge_request", tagEvent, "schedule", "web", "api", "trigger", "pipeline"}
 	changesEvents = []string{"", "push", "merge_request"}
 )
 
@@ -55,7 +58,7 @@ func (f *eventFlags) apply(ctx context.Context, src *standalone.Source, dir stri
 	}
 	switch f.event {
 	case "":
-	case "tag":
+	case tagEvent:
 		vars.set("CI_PIPELINE_SOURCE", "push")
 		tag := checkout.Tag(ctx, dir)
 		if tag == "" {

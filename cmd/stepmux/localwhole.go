@@ -12,6 +12,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/checkout"
 	"github.com/stepmux/stepmux/internal/standalone/whole"
 )
 
@@ -112,6 +113,7 @@ func (f *localFlags) runJobs(
 	if of.Executor, err = f.executor(of); err != nil {
 		return nil, err
 	}
+	of.Git = checkout.Copy{} // the executor copies it, and need not unpack it
 	return whole.Run(ctx, abort, p, of)
 }
 

@@ -103,11 +103,12 @@ type packed struct {
 
 // pack packs the project, if one is given. The caller closes it. warnings receives lines about files that were left
 // out.
-func (f *projectFlags) pack(ctx context.Context, warnings io.Writer) (*packed, error) {
+// git is a repository for it, and may be empty.
+func (f *projectFlags) pack(ctx context.Context, git checkout.Copy, warnings io.Writer) (*packed, error) {
 	if f.project == "" {
 		return nil, nil
 	}
-	p, err := packProject(ctx, f.project, warnings)
+	p, err := packProject(ctx, f.project, git, warnings)
 	if err == nil {
 		return p, nil
 	}
@@ -118,8 +119,8 @@ func (f *projectFlags) pack(ctx context.Context, warnings io.Writer) (*packed, e
 	return nil, withCode(code, fmt.Errorf("--project %s: %w", f.project, err))
 }
 
-func packProject(ctx context.Context, dir string, warnings io.Writer) (_ *packed, err error) {
-	dir, err = filepath.Abs(dir)
+func packProject(ctx context.Context, dir string, git checkout.Copy, warnings io.Writer) (*packed, error) {
+	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -143,6 +144,18 @@ func packProject(ctx context.Context, dir string, warnings io.Writer) (_ *packed
 	if err != nil {
 		return nil, systemError(err)
 	}
+	p, err := packFiles(ctx, dir, names, git, warn)
+	if errors.Is(err, errLargeProject) && len(git.Names) > 0 {
+		warn(err.Error() + " with the history of its repository: the jobs have no .git; choose a smaller --git-depth")
+		p, err = packFiles(ctx, dir, names, checkout.Copy{}, warn)
+	}
+	return p, err
+}
+
+// packFiles packs the named files of a directory, and a repository, which may be empty.
+func packFiles(
+	ctx context.Context, dir string, names []string, git checkout.Copy, warn func(string),
+) (_ *packed, err error) {
 	found, err := archive.Named(dir, names, warn)
 	if err != nil {
 		return nil, systemError(err)
@@ -150,6 +163,9 @@ func packProject(ctx context.Context, dir string, warnings io.Writer) (_ *packed
 	defer found.Close()
 	if len(found.Names()) == 0 {
 		return nil, errors.New("the project has no files, or git ignores all of them")
+	}
+	if err := found.Beside(git.Dir, git.Names); err != nil {
+		return nil, systemError(err)
 	}
 	file, err := os.CreateTemp("", "stepmux-project-")
 	if err != nil {
@@ -196,6 +212,9 @@ type section struct{ *io.SectionReader }
 
 func (section) Close() error { return nil }
 
+// errLargeProject says that an archive is too large.
+var errLargeProject = fmt.Errorf("the project's archive is larger than %s", units.BytesSize(wire.MaxProject))
+
 // limited counts the bytes of an archive and fails when there are too many.
 type limited struct {
 	to io.Writer
@@ -204,7 +223,7 @@ type limited struct {
 
 func (l *limited) Write(p []byte) (int, error) {
 	if l.n += int64(len(p)); l.n > wire.MaxProject {
-		return 0, fmt.Errorf("the project's archive is larger than %s", units.BytesSize(wire.MaxProject))
+		return 0, errLargeProject
 	}
 	return l.to.Write(p)
 }

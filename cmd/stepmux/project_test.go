@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/internal/standalone/checkout"
 	"github.com/stepmux/stepmux/internal/testing/liveheap"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	"github.com/stepmux/stepmux/remote/archive"
@@ -43,7 +44,7 @@ func TestAProjectOfManyFilesWithSocketsAndLinksIsPacked(t *testing.T) { // not p
 	}
 	var warnings bytes.Buffer
 	before := liveheap.Bytes()
-	p, err := packProject(t.Context(), dir, &warnings)
+	p, err := packProject(t.Context(), dir, checkout.Copy{}, &warnings)
 	require.NoError(t, err)
 	defer p.Close()
 	require.Less(t, liveheap.Bytes()-before, int64(1<<20), "nothing of it is kept in memory")
@@ -109,7 +110,7 @@ func TestAProjectIsPackedWithoutItemsThatCannotBeRead(t *testing.T) {
 				want = append(want, "key: left out: permission denied", "closed")
 			}
 			var warnings bytes.Buffer
-			p, err := packProject(t.Context(), dir, &warnings)
+			p, err := packProject(t.Context(), dir, checkout.Copy{}, &warnings)
 			require.NoError(t, err)
 			defer p.Close()
 			for _, text := range want {

@@ -24,6 +24,7 @@ import (
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/gcpace"
 	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/checkout"
 	"github.com/stepmux/stepmux/remote"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
@@ -169,7 +170,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	if given.bootstrap, err = f.bootstraps(); err != nil {
 		return err
 	}
-	if given.project, err = f.pack(ctx, cmd.ErrOrStderr()); err != nil {
+	if given.project, err = f.pack(ctx, checkout.Copy{}, cmd.ErrOrStderr()); err != nil {
 		return cmp.Or(withCode(endsignal.Code(ctx), nil), err)
 	}
 	defer given.project.Close()

@@ -29,6 +29,7 @@ import (
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/pause"
+	"github.com/stepmux/stepmux/internal/standalone/checkout"
 	"github.com/stepmux/stepmux/internal/standalone/githubpipeline"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
@@ -348,7 +349,7 @@ func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
 		return fmt.Errorf("%s: it cannot be sent to the manager: %w", args[0], err)
 	}
 	return f.use(cmd, func(ctx context.Context, m pb.ManagerClient) error {
-		project, err := f.pack(ctx, cmd.ErrOrStderr())
+		project, err := f.pack(ctx, checkout.Copy{}, cmd.ErrOrStderr())
 		if err != nil {
 			return err
 		}

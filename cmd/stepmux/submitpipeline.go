@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -20,6 +21,7 @@ import (
 	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
 	"github.com/stepmux/stepmux/internal/standalone/managed"
 	"github.com/stepmux/stepmux/internal/standalone/whole"
+	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
@@ -47,6 +49,8 @@ func (f *submitFlags) isWhole(cmd *cobra.Command, file string) (bool, error) {
 	ofBuild := changed(cmd, ofOneBuild)
 	isPipeline := isPipeline(standalone.Source{Format: format})
 	switch {
+	case f.whole.checkDepth() != nil:
+		return false, f.whole.checkDepth()
 	case f.whole.jobs < 0:
 		return false, errors.New("--jobs: use a number above 0")
 	case f.whole.needs && f.jobName == "":
@@ -79,7 +83,7 @@ func (f *submitFlags) runWhole(cmd *cobra.Command, reader *jobReader, file strin
 		return listJobs(cmd.OutOrStdout(), p, false)
 	}
 	return f.use(cmd, func(ctx context.Context, m pb.ManagerClient) error {
-		project, err := f.pack(ctx, cmd.ErrOrStderr())
+		project, err := f.packWhole(ctx, p, cmd.ErrOrStderr())
 		if err != nil && !ownProject {
 			reader.tell([]string{fmt.Sprintf("the jobs have no files of the project: %v", err)})
 			project, err = nil, nil
@@ -108,6 +112,23 @@ func (f *submitFlags) runWhole(cmd *cobra.Command, reader *jobReader, file strin
 		fmt.Fprintln(cmd.ErrOrStderr(), id)
 		return awaitPipeline(ctx, cmd, m, id, map[string]bool{})
 	})
+}
+
+// packWhole packs the project of p, with a repository for its jobs.
+func (f *submitFlags) packWhole(ctx context.Context, p *whole.Pipeline, messages io.Writer) (_ *packed, err error) {
+	temp, err := makeTempDir(ctx, "git-")
+	if err != nil {
+		return nil, systemError(err)
+	}
+	defer func() { err = errors.Join(err, temp.remove()) }()
+	dir, err := filepath.Abs(f.project)
+	if err != nil {
+		return nil, err
+	}
+	git := f.whole.gitFor(ctx, dir, temp.path, p, func(text string) {
+		fmt.Fprintf(messages, "note: %s\n", termtext.Line(text))
+	})
+	return f.pack(ctx, git, messages)
 }
 
 // pipelineRequest reads a FILE, and returns the request for its pipeline.

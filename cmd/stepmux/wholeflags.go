@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,6 +32,7 @@ type wholeFlags struct {
 	resume bool
 	choice whole.Choice
 	event  eventFlags
+	depth  string // of the history that jobs get
 
 	// The files for reports.
 	tests, sarif, summaries string
@@ -38,8 +40,8 @@ type wholeFlags struct {
 
 // wholeNames are the names of wholeFlags.
 var wholeNames = []string{
-	"jobs", "list", "needs", "manual", "resume", "report-junit", "report-sarif", "report-summary", "stage", "skip",
-	"skip-trigger", "wait-delayed",
+	"git-depth", "jobs", "list", "needs", "manual", "resume", "report-junit", "report-sarif", "report-summary", "stage",
+	"skip", "skip-trigger", "wait-delayed",
 }
 
 // register registers the flags. jobs is the default of --jobs, which the help calls otherwise.
@@ -67,6 +69,8 @@ func (f *wholeFlags) registerChoice(fl *pflag.FlagSet) {
 	fl.StringArrayVar(&f.choice.Skip, "skip", nil, "leave out this `JOB`; repeatable")
 	fl.BoolVar(&f.choice.SkipTriggers, "skip-trigger", false, "leave out jobs that start pipelines which cannot run "+
 		"here, such as those of other projects")
+	fl.StringVar(&f.depth, "git-depth", "", "give each job a .git with so many commits of history: a number, all, "+
+		"or none for no .git (default: the variable GIT_DEPTH, or else 20; of a workflow the largest fetch-depth, or else 1)")
 	fl.BoolVar(&f.choice.WaitDelayed, "wait-delayed", false, "let delayed jobs wait for their time (start_in)")
 	grouped(fl, pipelineGroup)
 }
@@ -80,6 +84,9 @@ func (f *wholeFlags) isAsked(
 		return false, "", err
 	}
 	flag = changed(cmd, wholeNames)
+	if err := f.checkDepth(); err != nil {
+		return false, "", err
+	}
 	switch {
 	case cmd.Flags().Changed("jobs") && f.jobs < 1:
 		return false, "", errors.New("--jobs: use a number above 0")
@@ -92,6 +99,32 @@ func (f *wholeFlags) isAsked(
 	default:
 		return isPipeline(src), flag, nil
 	}
+}
+
+// checkDepth checks --git-depth.
+func (f *wholeFlags) checkDepth() error {
+	if f.depth == "" {
+		return nil
+	}
+	if _, err := checkout.ParseDepth(f.depth); err != nil {
+		return fmt.Errorf("--git-depth: %w", err)
+	}
+	return nil
+}
+
+// gitFor makes a repository in the new directory to, for the jobs of p, whose project is in dir. If it cannot be made,
+// note gets the reason, and the jobs have no .git.
+func (f *wholeFlags) gitFor(ctx context.Context, dir, to string, p *whole.Pipeline, note func(string)) checkout.Copy {
+	depth, err := checkout.ParseDepth(cmp.Or(f.depth, p.GitDepth))
+	if err != nil {
+		note(fmt.Sprintf("the jobs have no .git: GIT_DEPTH: %v", err))
+		return checkout.Copy{}
+	}
+	made, err := checkout.CopyTo(ctx, dir, to, checkout.Copying{Depth: depth, Detached: f.event.event == tagEvent})
+	if err != nil {
+		note(fmt.Sprintf("the jobs have no .git: %v", err))
+	}
+	return made
 }
 
 // changed returns the first of the flags that is given, or an empty text.
@@ -170,12 +203,14 @@ func (f *wholeFlags) config(
 	if err != nil {
 		return of, fmt.Errorf("find the files of the project: %w", err)
 	}
+	git := f.gitFor(ctx, cfg.WorkDir, filepath.Join(cfg.TempDir, "git"), p, note)
 	stages := newStageView(p)
 	show.watchLines(stages.lines)
 	single := len(p.Jobs)+len(p.Left) == 1 && p.Jobs[0].Trigger == nil &&
 		(p.Jobs[0].Open == nil || len(p.Jobs[0].Builds) == 1)
 	of = whole.Config{
-		Config: cfg, Files: files, Slots: f.jobs, Resume: f.resume, WithTests: f.tests != "", Masked: map[string]string{},
+		Config: cfg, Files: files, Git: git, Slots: f.jobs, Resume: f.resume, WithTests: f.tests != "",
+		Masked: map[string]string{},
 		Name: filepath.Join(cfg.WorkDir, src.Name), Say: note,
 		Output: func(job string) (stdout, stderr io.Writer, end func()) {
 			out, errs := show.text(termtext.Line(job)), show.text(termtext.Line(job))

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"time"
 
@@ -20,9 +21,10 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
-// executor returns the executor of the jobs of a whole pipeline, which runs with cfg.
-func (f *localFlags) executor(cfg whole.Config) (carry.Executor, error) {
-	local := carry.Local{Config: cfg.Config, CachesDir: cfg.CachesDir}
+// executor returns the executor of the jobs of a whole pipeline, which runs with of.
+func (f *localFlags) executor(of whole.Config) (carry.Executor, error) {
+	git := carry.NewRepositories(of.Git, of.TempDir)
+	local := carry.Local{Config: of.Config, CachesDir: of.CachesDir, Git: git}
 	if !f.inContainer.wanted() {
 		return local, nil
 	}
@@ -40,9 +42,24 @@ func (f *localFlags) executor(cfg whole.Config) (carry.Executor, error) {
 		if err != nil {
 			return nil, err
 		}
+		if len(of.Git.Names) > 0 {
+			j = trusting(j, cfg.WorkDir)
+		}
 		return f.runContained(ctx, abort, j, cfg, *spec, d)
 	}
 	return local, nil
+}
+
+// trusting returns the job with a setting for git in its environment: dir is a repository to use, although it belongs
+// to the user of this machine and not to that of the container. A job with settings of this kind keeps its own.
+func trusting(j *standalone.Job, dir string) *standalone.Job {
+	its := *j
+	its.Env = map[string]string{"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": dir}
+	if _, has := j.Env["GIT_CONFIG_COUNT"]; has {
+		clear(its.Env)
+	}
+	maps.Copy(its.Env, j.Env)
+	return &its
 }
 
 // checkImages returns an error if it is certain that a job of p can have no container.

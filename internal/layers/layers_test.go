@@ -210,12 +210,14 @@ var allowed = map[string][]string{
 		"pipeline", "internal/plural", "internal/yamltree", "remote/step/lang", "remote/api/**",
 	},
 	"internal/standalone/whole": {
-		"internal/standalone", "internal/standalone/whole/carry", "pipeline", "remote/archive", "internal/rmtree",
+		"internal/standalone", "internal/standalone/checkout", "internal/standalone/whole/carry", "pipeline",
+		"remote/archive", "internal/rmtree",
 		"internal/boundedfile", "internal/filelock", "internal/lazyregexp", "internal/pause", "remote/jobcache",
 		"remote/step/lang", "remote/step/mask", "remote/step/annotation", "internal/termtext",
 	},
 	"internal/standalone/whole/carry": {
-		"internal/standalone", "remote/step/action", "remote/archive", "internal/rmtree", "internal/boundedfile",
+		"internal/standalone", "internal/standalone/checkout", "remote/step/action", "remote/archive", "internal/rmtree",
+		"internal/boundedfile",
 		"remote/jobcache", "remote/transfer", "remote/step/engine",
 	},
 	"internal/standalone/jobplace": {
@@ -238,7 +240,7 @@ var allowed = map[string][]string{
 		"remote", "remote/api/stepmuxv1", "remote/step/engine", "remote/step/mask", "internal/rmtree",
 		"connector/place", "internal/standalone/jobplace", "remote/step/trace",
 	},
-	"internal/standalone/checkout": {"internal/subprocess", "internal/standalone/gitlabci"},
+	"internal/standalone/checkout": {"internal/boundedfile", "internal/subprocess", "internal/standalone/gitlabci"},
 	"remote/step/lang": {
 		"internal/lazyregexp", "remote/step/expr", "remote/api/**", "internal/sortedkeys", "internal/spell",
 		"internal/yamltree",

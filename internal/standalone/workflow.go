@@ -5,7 +5,10 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
+
+	"go.yaml.in/yaml/v4"
 
 	"github.com/stepmux/stepmux/pipeline"
 	"github.com/stepmux/stepmux/remote/step/action"
@@ -109,6 +112,47 @@ func (w *Workflow) Compile(job *action.Job, v action.Values, b *action.Build) (*
 	}
 	j.complete(w.src)
 	return j, nil
+}
+
+// FetchDepth returns the largest depth of a history for which the steps with actions/checkout ask, also those of called
+// workflows that are known: a number, or "all" if one of them is known only when the job runs.
+func (w *Workflow) FetchDepth() string {
+	var text struct {
+		Jobs map[string]struct {
+			Steps []struct {
+				Uses string         `yaml:"uses"`
+				With map[string]any `yaml:"with"`
+			} `yaml:"steps"`
+		} `yaml:"jobs"`
+	}
+	depths := []string{"1"} // that of actions/checkout without fetch-depth
+	if yaml.Unmarshal(w.src.Text, &text) == nil {
+		for _, job := range text.Jobs {
+			for _, step := range job.Steps {
+				for name, value := range step.With {
+					if strings.HasPrefix(strings.ToLower(step.Uses), "actions/checkout@") && strings.EqualFold(name, "fetch-depth") {
+						depths = append(depths, fmt.Sprint(value))
+					}
+				}
+			}
+		}
+	}
+	for _, j := range w.Jobs {
+		if _, calls := j.Uses(); calls {
+			if inner, err := w.Called(j); err == nil {
+				depths = append(depths, inner.FetchDepth())
+			}
+		}
+	}
+	largest := 1
+	for _, depth := range depths {
+		n, err := strconv.Atoi(strings.TrimSpace(depth))
+		if err != nil || n <= 0 {
+			return "all"
+		}
+		largest = max(largest, n)
+	}
+	return strconv.Itoa(largest)
 }
 
 // InContainer reports whether the jobs run in the containers that they describe.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os/exec"
 	"runtime"
 	"strings"
@@ -27,15 +28,17 @@ type Limit struct {
 	// Said is called with the beginning of the standard error of a command that has succeeded, if there is any.
 	// Optional.
 	Said func(text string)
+	// Input is the standard input of the command. If nil, it is empty.
+	Input io.Reader
 }
 
 // errTooMuch ends a command that prints more than its limit.
 var errTooMuch = errors.New("the program prints too much")
 
-// Output runs argv without a shell and returns its standard output. Its standard input is empty, and its environment is
-// ours. If a command takes too long, prints too much or outlives ctx, it is killed with its process group. The error
-// says which of them it was and has the beginning of the standard error. It never has standard output, because that may
-// be a secret. On Linux the command is also killed when our process is.
+// Output runs argv without a shell and returns its standard output. Its environment is ours. If a command takes too
+// long, prints too much or outlives ctx, it is killed with its process group. The error says which of them it was and
+// has the beginning of the standard error. It never has standard output, because that may be a secret. On Linux the
+// command is also killed when our process is.
 func Output(ctx context.Context, argv []string, limit Limit) ([]byte, error) {
 	if len(argv) == 0 {
 		return nil, errors.New("run a command: it is empty")
@@ -47,7 +50,7 @@ func Output(ctx context.Context, argv []string, limit Limit) ([]byte, error) {
 	out := &bounded{limit: limit.Bytes, full: func() { cancel(errTooMuch) }}
 	said := &bounded{limit: maxSaid, full: func() {}}
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
-	cmd.Stdout, cmd.Stderr = out, said
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = limit.Input, out, said
 	cmd.SysProcAttr = attributes()
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = pipeGrace

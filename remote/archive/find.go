@@ -22,6 +22,9 @@ import (
 	"github.com/stepmux/stepmux/internal/tail"
 )
 
+// gitDir is the name of the directory with the repository of a project.
+const gitDir = ".git"
+
 // maxName bounds the path of a file in git's list, in bytes.
 const maxName = 64 << 10
 
@@ -30,7 +33,7 @@ type Selection struct {
 	// Dir is the project's directory, an absolute path.
 	Dir string
 	// Paths are patterns (doublestar) of files and directories, relative to Dir or below it. A directory includes
-	// everything in it.
+	// everything in it. Only a pattern with the part .git finds the .git of Dir.
 	Paths []string
 	// Exclude are patterns of files to leave out.
 	Exclude []string
@@ -51,6 +54,7 @@ type Files struct {
 	names  []string // sorted, with slashes
 	newest time.Time
 	leave  *leaver
+	beside *Files // of another directory; may be nil
 }
 
 // Find collects files. It reads no contents.
@@ -85,6 +89,7 @@ func Named(dir string, names []string, warn func(text string)) (*Files, error) {
 	f := &finder{
 		Selection: Selection{Dir: dir, OnlyInside: true, Warn: warn},
 		files:     &Files{root: root, leave: &leaver{warn: warn}}, found: map[string]bool{}, targets: map[string]int{},
+		git: true,
 	}
 	for _, name := range names {
 		f.add(name)
@@ -95,7 +100,20 @@ func Named(dir string, names []string, warn func(text string)) (*Files, error) {
 }
 
 // Close closes the directory.
-func (f *Files) Close() { f.root.Close() }
+func (f *Files) Close() {
+	if f.root.Close(); f.beside != nil {
+		f.beside.Close()
+	}
+}
+
+// Beside adds files of another directory to an archive, which must not have their names. It is called once, and names
+// may be empty.
+func (f *Files) Beside(dir string, names []string) (err error) {
+	if len(names) > 0 {
+		f.beside, err = Named(dir, names, f.leave.warn)
+	}
+	return err
+}
 
 // Names returns the paths of the files, links and directories, sorted.
 func (f *Files) Names() []string { return f.names }
@@ -135,6 +153,7 @@ type finder struct {
 	excluded map[string]int // files by pattern
 	targets  map[string]int // lengths of the targets of links
 	outside  []string       // links that lead outside
+	git      bool           // the .git of Dir is not left out
 }
 
 func (f *finder) find(ctx context.Context) error {
@@ -219,6 +238,7 @@ func (f *finder) match(ctx context.Context, pattern string) error {
 		f.Warn(fmt.Sprintf("%s: %v", pattern, err))
 		return nil
 	}
+	f.git = slices.Contains(strings.Split(relative, "/"), gitDir)
 	found, excluded := 0, f.sumExcluded()
 	err = doublestar.GlobWalk(f.fsys, relative, func(match string, _ fs.DirEntry) error {
 		if ctx.Err() != nil {
@@ -232,6 +252,8 @@ func (f *finder) match(ctx context.Context, pattern string) error {
 			switch {
 			case ctx.Err() != nil:
 				return context.Cause(ctx)
+			case name == gitDir && !f.git && f.isDir(name):
+				return fs.SkipDir
 			case err != nil:
 				f.Warn(fmt.Sprintf("%s: %v", name, oserr.Bare(err)))
 			}
@@ -270,7 +292,7 @@ func (f *finder) sumExcluded() (sum int) {
 
 // add adds a file, link or directory, and returns 1. It returns 0 if it is excluded or of another kind.
 func (f *finder) add(name string) int {
-	if name == "." {
+	if name == "." || !f.git && strings.HasPrefix(name+"/", gitDir+"/") {
 		return 0
 	}
 	for _, pattern := range f.exclude {
@@ -343,7 +365,7 @@ func (f *finder) besides(ctx context.Context) error {
 			return context.Cause(ctx)
 		case err != nil:
 			f.Warn(fmt.Sprintf("%s: %v", name, oserr.Bare(err)))
-		case entry.Name() == ".git":
+		case entry.Name() == gitDir:
 			if entry.IsDir() {
 				return fs.SkipDir
 			}

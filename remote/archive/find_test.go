@@ -80,6 +80,51 @@ func TestPatternsMatchAsInGitLab(t *testing.T) {
 	}
 }
 
+func TestTheRepositoryOfTheDirectoryIsFoundByItsName(t *testing.T) {
+	dir := tree(t, map[string]string{
+		".git/HEAD": "", ".git/objects/x": "", ".gitignore": "", "a": "", "sub/.git/HEAD": "", "sub/b": "",
+	})
+	rest := ".gitignore a sub sub/.git sub/.git/HEAD sub/b"
+	own := ".git .git/HEAD .git/objects .git/objects/x"
+	for pattern, want := range map[string]string{
+		".": rest, "**": rest, "*": rest, ".git*": ".gitignore", "**/HEAD": "sub/.git/HEAD", "**/*": rest, dir: rest,
+		".git": own, "./.git/": own, ".git/HEAD": ".git/HEAD", "**/.git/HEAD": ".git/HEAD sub/.git/HEAD", dir + "/.git": own,
+	} {
+		files, _ := find(t, Selection{Dir: dir, Paths: []string{pattern}})
+		require.Equal(t, want, strings.Join(files.Names(), " "), pattern)
+	}
+	files, _ := find(t, Selection{
+		Dir: dir, Paths: []string{".git/HEAD", "*"}, Untracked: true, Tracked: map[string]bool{"a": true},
+	})
+	require.Equal(t, ".git/HEAD "+rest, strings.Join(files.Names(), " "))
+	link := tree(t, map[string]string{".git": "gitdir: elsewhere", "z": ""}) // as in a linked work tree
+	files, _ = find(t, Selection{Dir: link, Paths: []string{"."}})
+	require.Equal(t, "z", strings.Join(files.Names(), " "))
+}
+
+func TestFilesOfTwoDirectoriesAreOneArchive(t *testing.T) {
+	one, two := tree(t, map[string]string{"a": "1", "c/d": "2"}), tree(t, map[string]string{"b/": "", "c/e": "3"})
+	files, err := Named(one, []string{"a", "c/d"}, func(text string) { t.Error(text) })
+	require.NoError(t, err)
+	defer files.Close()
+	require.NoError(t, files.Beside(two, []string{"b", "c/e"}))
+	packed, err := os.Create(filepath.Join(t.TempDir(), "packed"))
+	require.NoError(t, err)
+	defer packed.Close()
+	require.NoError(t, files.Write(t.Context(), packed, TarZstd, "fast"))
+	to := t.TempDir()
+	n, err := Extract(t.Context(), packed, to, Bounds{})
+	require.NoError(t, err)
+	require.Equal(t, 3, n)
+	for name, want := range map[string]string{"a": "1", "c/d": "2", "c/e": "3"} {
+		text, err := os.ReadFile(filepath.Join(to, name))
+		require.NoError(t, err)
+		require.Equal(t, want, string(text))
+	}
+	require.DirExists(t, filepath.Join(to, "b"))
+	require.Error(t, files.Beside(filepath.Join(two, "gone"), []string{"x"}))
+}
+
 func TestPatternsThatMatchNothingAreWarnings(t *testing.T) {
 	dir := tree(t, map[string]string{
 		"a": "", "away": "->../outside", "up": "->..", "etc": "->/etc",

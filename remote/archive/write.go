@@ -74,15 +74,17 @@ type item struct {
 
 // each calls pack for each file that still exists and can be opened.
 func (p *packer) each(pack func(item) error) error {
-	for _, name := range p.files.names {
-		if p.ctx.Err() != nil {
-			return context.Cause(p.ctx)
+	for ; p.files != nil; p.files = p.files.beside {
+		for _, name := range p.files.names {
+			if p.ctx.Err() != nil {
+				return context.Cause(p.ctx)
+			}
+			if err := p.one(name, pack); err != nil {
+				return fmt.Errorf("archive %s: %w", name, oserr.Bare(err))
+			}
 		}
-		if err := p.one(name, pack); err != nil {
-			return fmt.Errorf("archive %s: %w", name, oserr.Bare(err))
-		}
+		p.files.leave.end()
 	}
-	p.files.leave.end()
 	return nil
 }
 

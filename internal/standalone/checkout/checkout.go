@@ -1,8 +1,8 @@
 // Package checkout returns git's information about a directory: the variables of its commit, as GitLab predefines them,
-// and the changed and ignored files.
+// and the changed and ignored files. [CopyTo] makes a repository for jobs from that of the directory.
 //
-// [Variables], [Changed] and [Ignored] run git, bounded in time and output. They do not trust git's output: invalid
-// names are left out, and texts are cut and made valid UTF-8. All wait for git, so the package owns nothing.
+// [Variables], [Changed], [Ignored] and CopyTo run git, bounded in time and output. They do not trust git's output:
+// invalid names are left out, and texts are cut and made valid UTF-8. All wait for git, so the package owns nothing.
 package checkout
 
 import (
@@ -15,6 +15,7 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -47,11 +48,10 @@ var (
 func isRefName(name string) bool { return len(name) <= maxRefName && refName.MatchString(name) }
 
 // Git returns the beginning of a command line: git in dir. Variables of the environment that name another repository
-// have no effect, and git does not start its file system monitor.
-func Git(dir string) []string {
-	return []string{
-		"env", "-u", "GIT_DIR", "-u", "GIT_WORK_TREE", "-u", "GIT_INDEX_FILE", "git", "-C", dir, "-c", "core.fsmonitor=false",
-	}
+// have no effect, and git does not start its file system monitor. set are variables, NAME=VALUE.
+func Git(dir string, set ...string) []string {
+	return slices.Concat([]string{"env", "-u", "GIT_DIR", "-u", "GIT_WORK_TREE", "-u", "GIT_INDEX_FILE"}, set,
+		[]string{"git", "-C", dir, "-c", "core.fsmonitor=false"})
 }
 
 // Contains reports whether a directory is in a git repository.

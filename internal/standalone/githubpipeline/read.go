@@ -22,6 +22,7 @@ func Read(src standalone.Source) (p *whole.Pipeline, notices []string, err error
 	if p, err = read(w); err != nil {
 		return nil, nil, err
 	}
+	p.GitDepth = w.FetchDepth()
 	for i, j := range w.Jobs {
 		if err := w.CheckCall(j); err != nil { // the caller may leave the job out
 			p.Jobs[i].Open, p.Jobs[i].Below, p.Jobs[i].Trigger = nil, nil, &whole.Trigger{Other: err.Error()}

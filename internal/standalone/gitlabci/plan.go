@@ -30,6 +30,8 @@ type Pipeline struct {
 	Out string
 	// OnNewCommit is the part of this pipeline that a newer one ends: a value of on_new_commit.
 	OnNewCommit string
+	// GitDepth is the value of the variable GIT_DEPTH that all jobs have. It may be empty.
+	GitDepth string
 
 	endsOnFailure bool
 
@@ -143,6 +145,7 @@ func (f *File) outByWorkflow(p *Pipeline) string {
 		e = f.expander(f.literal(f.variables(list, find(rule, "variables")), f.cfg.Given))
 		cancel = append(cancel, find(rule, "auto_cancel"))
 	}
+	p.GitDepth, _ = e.lookUp("GIT_DEPTH")
 	p.readAutoCancel(cancel)
 	if n := find(workflow, "name"); !isNull(n) {
 		p.Name = e.expand(variable{at: n, value: n.Value})

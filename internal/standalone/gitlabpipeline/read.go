@@ -1,6 +1,7 @@
 package gitlabpipeline
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"os"
@@ -20,12 +21,16 @@ func Read(src standalone.Source) (*whole.Pipeline, error) {
 		return nil, err
 	}
 	to := convert(p)
+	to.GitDepth = cmp.Or(p.GitDepth, gitDepth)
 	if ref, commit := p.Variable("CI_COMMIT_REF_NAME"), p.Variable("CI_COMMIT_SHA"); ref != "" && commit != "" {
 		to.Series, to.Version = p.Variable("CI_PIPELINE_SOURCE")+" "+ref, commit
 		to.Newer = newer[p.OnNewCommit]
 	}
 	return to, nil
 }
+
+// gitDepth is the depth of GitLab's clones, unless the text or the project says otherwise.
+const gitDepth = "20"
 
 // newer has the values of auto_cancel: on_new_commit.
 var newer = map[string]whole.Newer{

@@ -27,6 +27,8 @@ type Pipeline struct {
 	// is the part of this run that it ends. Without a Series the run neither ends others nor is ended.
 	Series, Version string
 	Newer           Newer
+	// GitDepth is the depth of the history that the text asks for its jobs, as for checkout.ParseDepth.
+	GitDepth string
 
 	original string // the digest of the pipeline before a choice
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/standalone/checkout"
 	"github.com/stepmux/stepmux/internal/standalone/whole/carry"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/pipeline"
@@ -27,7 +28,9 @@ type Config struct {
 	standalone.Config
 	// Files are the files of the project that jobs get, from WorkDir, with slashes.
 	Files []string
-	// Project is the archive of these files. If nil, Run makes it.
+	// Git is a repository that stands beside these files in the archive. It may be empty.
+	Git checkout.Copy
+	// Project is the archive of these files and Git. If nil, Run makes it.
 	Project *carry.Archive
 	// Slots bounds the jobs that run at once. If zero, one.
 	Slots int
@@ -214,6 +217,9 @@ func (r *runner) pack(ctx context.Context) (carry.Archive, error) {
 		return carry.Archive{}, err
 	}
 	defer found.Close()
+	if err := found.Beside(r.cfg.Git.Dir, r.cfg.Git.Names); err != nil {
+		return carry.Archive{}, err
+	}
 	return carry.Shelf(r.dir).Pack(ctx, found)
 }
 

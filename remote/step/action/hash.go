@@ -22,6 +22,9 @@ import (
 // maxHashed bounds the files that hashFiles reads.
 const maxHashed = 100_000
 
+// gitDir is the base of patterns that find the repository of the work directory. Others do not find it.
+const gitDir = ".git/"
+
 // excluded is the base of a pattern that excludes files.
 const excluded = "/"
 
@@ -129,7 +132,8 @@ func hashFiles(open boundedfile.Opener, dir string, given []string, stopped func
 	for i, base := range bases { // as on GitHub, in the order of the patterns
 		covered := base == excluded
 		for j, other := range bases {
-			covered = covered || (j < i || other != base) && strings.HasPrefix(base, other)
+			covered = covered || (j < i || other != base) && strings.HasPrefix(base, other) &&
+				(other != "" || !strings.HasPrefix(base, gitDir))
 		}
 		if covered {
 			continue
@@ -144,7 +148,8 @@ func hashFiles(open boundedfile.Opener, dir string, given []string, stopped func
 				if err == nil && stopped() {
 					err = errStopped
 				}
-				if err != nil || !isFile(root, path, d.Type()) || !selected(path) {
+				ofGit := base == "." && strings.HasPrefix(path+"/", gitDir)
+				if err != nil || ofGit || !isFile(root, path, d.Type()) || !selected(path) {
 					return err
 				}
 				if count++; count > maxHashed {

@@ -13,10 +13,11 @@ import (
 
 // The files, and their order, are those of @actions/glob, by which GitHub's runner hashes files. It walks the paths
 // before the first wildcards, in the order of the patterns, and the last pattern that matches a file decides. Here the
-// files were read by their names, braces had a meaning, and no later pattern could take back an exclusion.
+// files were read by their names, braces had a meaning, and no later pattern could take back an exclusion. Unlike there, only a
+// pattern that begins with .git finds it: it differs from run to run.
 func TestHashFilesReadsTheFilesOfItsPatternsInTheirOrder(t *testing.T) {
 	dir := t.TempDir()
-	for _, name := range []string{"a/x", "a/y", "b/x", "b/y/z", "c", "{c,d}", "{", `a\b`, "a-"} {
+	for _, name := range []string{"a/x", "a/y", "b/x", "b/y/z", "c", "{c,d}", "{", `a\b`, "a-", ".git/x"} {
 		require.NoError(t, os.MkdirAll(filepath.Join(dir, filepath.Dir(name)), 0o700))
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(name), 0o600))
 	}
@@ -35,6 +36,7 @@ func TestHashFilesReadsTheFilesOfItsPatternsInTheirOrder(t *testing.T) {
 		"a-, a/x":               "a- a/x",
 		"none, none/**, link/*": "",
 		"link, b/x":             "b/x",
+		".git/*, **/x":          ".git/x a/x b/x", // that of GitHub's runner would read it by ** too
 		"., !a, !b/**":          "a- a\\b c { {c,d}",
 	} {
 		sum := sha256.New()

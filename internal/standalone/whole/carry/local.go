@@ -16,6 +16,8 @@ type Local struct {
 	standalone.Config
 	// CachesDir is the directory with the caches of the project. Without it there are no caches.
 	CachesDir string
+	// Git are the repositories of the jobs. Without them the jobs have no .git, unless their archives have it.
+	Git *Repositories
 	// Run runs a job. If nil, standalone.Run does.
 	Run func(ctx, abort context.Context, j *standalone.Job, cfg standalone.Config) (*standalone.Report, error)
 }
@@ -32,10 +34,15 @@ func (l Local) Execute(ctx, abort context.Context, a *Attempt) (_ *Outcome, err 
 		if err := files.Unpack(ctx, dir); err != nil {
 			return nil, fmt.Errorf("unpack archive %d, of the project or of a needed job: %w", i+1, err)
 		}
-		if i == 0 {
-			err = l.restore(ctx, dir, a)
+		if i > 0 {
+			continue
 		}
+		back, err := l.Git.give(ctx, dir)
 		if err != nil {
+			return nil, err
+		}
+		defer back()
+		if err := l.restore(ctx, dir, a); err != nil {
 			return nil, err
 		}
 	}
