@@ -70,7 +70,8 @@ func (f *wholeFlags) registerChoice(fl *pflag.FlagSet) {
 	fl.BoolVar(&f.choice.SkipTriggers, "skip-trigger", false, "leave out jobs that start pipelines which cannot run "+
 		"here, such as those of other projects")
 	fl.StringVar(&f.depth, "git-depth", "", "give each job a .git with so many commits of history: a number, all, "+
-		"or none for no .git (default: the variable GIT_DEPTH, or else 20; of a workflow the largest fetch-depth, or else 1)")
+		"or none for no .git (default: the variable GIT_DEPTH, or else 20; for a workflow the largest fetch-depth, "+
+		"or else 1)")
 	fl.BoolVar(&f.choice.WaitDelayed, "wait-delayed", false, "let delayed jobs wait for their time (start_in)")
 	grouped(fl, pipelineGroup)
 }
@@ -211,7 +212,7 @@ func (f *wholeFlags) config(
 	of = whole.Config{
 		Config: cfg, Files: files, Git: git, Slots: f.jobs, Resume: f.resume, WithTests: f.tests != "",
 		Masked: map[string]string{},
-		Name: filepath.Join(cfg.WorkDir, src.Name), Say: note,
+		Name:   filepath.Join(cfg.WorkDir, src.Name), Say: note,
 		Output: func(job string) (stdout, stderr io.Writer, end func()) {
 			out, errs := show.text(termtext.Line(job)), show.text(termtext.Line(job))
 			if single {

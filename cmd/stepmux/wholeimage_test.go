@@ -82,6 +82,9 @@ jobs:
 	require.Regexp(t, `(?m)^git \| the .git is of 65534$`, out)
 	require.Regexp(t, `(?m)^git \| v1$`, out)
 	require.Regexp(t, `(?m)^git \| \?\? .github/$`, out)
+	out = run(own, append([]string{"run", ".gitlab-ci.yml"}, withGit...)...) // the container unpacks the files itself
+	require.Regexp(t, `(?m)^git \| the .git is of 0$`, out)
+	require.Regexp(t, `(?m)^git \| v1$`, out)
 	out = run(own, append([]string{"local", ".github/workflows/w.yml"}, withGit...)...)
 	require.Regexp(t, `(?m)^v1$`, out)
 	left, err := os.ReadDir(temp)

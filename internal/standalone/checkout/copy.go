@@ -85,10 +85,10 @@ func copyFile(from, to string, info os.FileInfo) error {
 	return os.Chtimes(to, info.ModTime(), info.ModTime())
 }
 
-// CopyTo makes a new repository in the directory to, with the history of the repository whose work tree is dir, up to a
-// depth. It has the same HEAD, index, tags and branches of the remote origin, as far as their history is copied, so that
-// git shows the same status in a copy of the work tree. It has no configuration but settings of a fixed list: no hooks,
-// no filters, no credentials. Nothing in the repository of dir changes, and the new one needs it no more.
+// CopyTo makes a new repository in the directory to, with the history of the repository whose work tree is dir, up to
+// a depth. It has the same HEAD, index, tags and branches of the remote origin, as far as their history is copied, so
+// that git shows the same status in a copy of the work tree. It has no configuration but settings of a fixed list: no
+// hooks, no filters, no credentials. Nothing in the repository of dir changes, and the new one needs it no more.
 //
 // The Copy is empty, without an error, for [None] and if there is no repository. An error says why there can be no
 // copy; to may have files then.
@@ -468,7 +468,8 @@ func (r *copier) write() error {
 	} else if err := r.put("refs/", ""); err != nil {
 		return err
 	}
-	if packed := slices.ContainsFunc(r.names, func(name string) bool { return strings.HasSuffix(name, ".pack") }); !packed {
+	isPack := func(name string) bool { return strings.HasSuffix(name, ".pack") }
+	if !slices.ContainsFunc(r.names, isPack) {
 		if err := r.put("objects/", ""); err != nil {
 			return err
 		}

@@ -1,10 +1,10 @@
 package checkout
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -124,7 +124,9 @@ func TestAJobSeesTheStatusOfTheWorkTree(t *testing.T) {
 			git("update-index", "--assume-unchanged", "sub/b")
 			write(t, dir, map[string]string{"a": "hidden", "sub/b": "hidden"})
 		},
-		"a sparse checkout": func(_ *testing.T, _ string, git func(...string)) { git("sparse-checkout", "set", "--cone", "sub") },
+		"a sparse checkout": func(_ *testing.T, _ string, git func(...string)) {
+			git("sparse-checkout", "set", "--cone", "sub")
+		},
 		"no mode bits": func(t *testing.T, dir string, git func(...string)) {
 			git("config", "core.fileMode", "false")
 			require.NoError(t, os.Chmod(filepath.Join(dir, "a"), 0o755))
@@ -283,7 +285,7 @@ func TestAMergeOfALongSideBranchIsCopiedToItsDepth(t *testing.T) {
 			if i == 0 {
 				from = "from " + ref + "^0\n"
 			}
-			input.WriteString("commit " + ref + "\ncommitter a <a@x.test> " + strconv.Itoa(at+i) + " +0000\ndata 1\nx\n" + from + "\n")
+			fmt.Fprintf(&input, "commit %s\ncommitter a <a@x.test> %d +0000\ndata 1\nx\n%s\n", ref, at+i, from)
 		}
 		cmd.Stdin = strings.NewReader(input.String())
 		out, err := cmd.CombinedOutput()
@@ -399,7 +401,9 @@ func TestARepositoryThatCannotBeCopiedIsToldAbout(t *testing.T) {
 }
 
 func TestDepthsOfAHistory(t *testing.T) {
-	for text, want := range map[string]Depth{"1": 1, "20": 20, "0": All, "all": All, "none": None, "2147483647": maxDepth} {
+	for text, want := range map[string]Depth{
+		"1": 1, "20": 20, "0": All, "all": All, "none": None, "2147483647": maxDepth,
+	} {
 		depth, err := ParseDepth(text)
 		require.NoError(t, err)
 		require.Equal(t, want, depth, text)

@@ -93,7 +93,8 @@ func (r *copier) configure() error {
 // because the address is another one without it. A URL that cannot be carried becomes empty.
 func withoutLogin(url string) string {
 	helper, _, named := strings.Cut(url, "::") // which may be a command
-	if named && !strings.ContainsAny(helper, "/[") || len(url) > maxMessage || strings.ContainsFunc(url, unicode.IsControl) {
+	isHelper := named && !strings.ContainsAny(helper, "/[")
+	if isHelper || len(url) > maxMessage || strings.ContainsFunc(url, unicode.IsControl) {
 		return ""
 	}
 	scheme, rest, found := strings.Cut(url, "://")

@@ -13,8 +13,8 @@ import (
 
 // The files, and their order, are those of @actions/glob, by which GitHub's runner hashes files. It walks the paths
 // before the first wildcards, in the order of the patterns, and the last pattern that matches a file decides. Here the
-// files were read by their names, braces had a meaning, and no later pattern could take back an exclusion. Unlike there, only a
-// pattern that begins with .git finds it: it differs from run to run.
+// files were read by their names, braces had a meaning, and no later pattern could take back an exclusion. Unlike
+// there, only a pattern that begins with .git finds it: it differs from run to run.
 func TestHashFilesReadsTheFilesOfItsPatternsInTheirOrder(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"a/x", "a/y", "b/x", "b/y/z", "c", "{c,d}", "{", `a\b`, "a-", ".git/x"} {
