@@ -30,19 +30,17 @@ func bytesIn(t *testing.T, dir string) (size int64) {
 	return size
 }
 
-// A manager is killed while the real client uploads an artifact: the job goes on, and nothing is stored half.
-//
-//stepmux:faults users | A manager dies while an action uploads an artifact: the upload goes on, and is whole
-func TestUploadsOfActionsOutliveAManagerThatIsKilled(t *testing.T) {
-	dir := t.TempDir()
+// clientsProject returns the directory of a project with the workflow w.yml: a job uploads an artifact of size bytes
+// with the real client, and another one downloads it.
+func clientsProject(t *testing.T, size int64) string {
+	t.Helper()
 	packages, err := npmtest.Install(t.TempDir(), npmtest.Clients)
 	if err != nil {
 		t.Skip(err)
 	}
-	project := filepath.Join(dir, "project")
+	project := t.TempDir()
 	files, err := npmtest.Files()
 	require.NoError(t, err)
-	const size = 24_000_000
 	files[".github/workflows/w.yml"] = fmt.Sprintf(`
 on: push
 jobs:
@@ -54,6 +52,16 @@ jobs:
 		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
 		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 	}
+	return project
+}
+
+// A manager is killed while the real client uploads an artifact: the job goes on, and nothing is stored half.
+//
+//stepmux:faults users | A manager dies while an action uploads an artifact: the upload goes on, and is whole
+func TestUploadsOfActionsOutliveAManagerThatIsKilled(t *testing.T) {
+	dir := t.TempDir()
+	const size = 24_000_000
+	project := clientsProject(t, size)
 	file, _ := newInventory(t, dir, 1)
 	state := filepath.Join(dir, "state")
 	p := &managerProcess{t: t, socket: filepath.Join(sshtest.SocketDir(t), "m.sock"), patience: bound}
