@@ -143,10 +143,10 @@ func (r *reaching) carry(ctx context.Context, number int64) {
 		}
 	})
 	r.take(near)
-	_ = receive(stream, func(msg *pb.CarryResponse) error {
-		_, _ = far.Write(msg.GetData()) // if the service has closed it, its last bytes may still be on their way
-		return nil
-	})
+	var msg carryResponse
+	for stream.RecvMsg(&msg) == nil {
+		_, _ = far.Write(msg.data) // if the service has closed it, its last bytes may still be on their way
+	}
 	far.Close()
 	said.Wait()
 }

@@ -13,13 +13,13 @@ import (
 )
 
 const (
-	garbage = 32 << 20 // bytes that a program may always allocate between two collections
-	fewest  = 100      // Go's own pace, in percent of the live heap; it holds once 32 MiB are live
-	most    = 800      // the first collection is at 32 MiB then: Go's least heap is 4 MiB at 100
+	garbage = 16 << 20 // bytes that a program may always allocate between two collections
+	fewest  = 100      // Go's own pace, in percent of the live heap; it holds once 16 MiB are live
+	most    = 400      // the first collection is at 16 MiB then: Go's least heap is 4 MiB at 100
 )
 
 // Set sets the pace for the rest of the program's life, and adjusts it after each collection. The program's heap may
-// grow by 32 MiB more than it would at Go's own pace, which holds once 32 MiB are live. Set does nothing if the
+// grow by 16 MiB more than it would at Go's own pace, which holds once 16 MiB are live. Set does nothing if the
 // environment variable GOGC sets a pace.
 func Set() {
 	if os.Getenv("GOGC") == "" {

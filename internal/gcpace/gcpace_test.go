@@ -12,7 +12,7 @@ import (
 )
 
 func TestPercentIsHighForASmallHeapAndGosOwnForALargeOne(t *testing.T) {
-	for mebibytes, want := range map[uint64]int{0: 800, 1: 800, 4: 800, 8: 400, 16: 200, 32: 100, 1 << 20: 100} {
+	for mebibytes, want := range map[uint64]int{0: 400, 1: 400, 4: 400, 8: 200, 16: 100, 32: 100, 1 << 20: 100} {
 		require.Equal(t, want, percentFor(mebibytes<<20), "%d MiB", mebibytes)
 	}
 }
@@ -37,7 +37,7 @@ func pace() uint64 {
 }
 
 func TestTheUsersPaceHolds(t *testing.T) {
-	for gogc, want := range map[string]string{"": "800", "50": "50"} {
+	for gogc, want := range map[string]string{"": "400", "50": "50"} {
 		cmd := exec.CommandContext(t.Context(), os.Args[0])
 		cmd.Env = append(os.Environ(), program+"=1", "GOGC="+gogc)
 		out, err := cmd.Output()
