@@ -106,6 +106,27 @@ const verbs = {
     const found = await (await load('cache-6')).restoreCache(['cached'], key)
     console.log('restored ' + found + ' ' + (found && fs.statSync('cached/f').size == bytes))
   },
+  // Measures what another verb does with a file: artifact or neither.
+  async time(verb, file) {
+    const timed = async (name, what) => {
+      const begin = performance.now()
+      await what()
+      console.log('timed ' + name + ' ' + (performance.now() - begin) / 1000)
+    }
+    if (verb === 'artifact') {
+      const { DefaultArtifactClient } = await load('artifact-6')
+      const client = new DefaultArtifactClient()
+      await timed('up', () => client.uploadArtifact('a', [file], path.dirname(file), { compressionLevel: 0 }))
+      const { artifact } = await client.getArtifact('a')
+      await timed('down', () => client.downloadArtifact(artifact.id, { path: 'down' }))
+    } else {
+      fs.mkdirSync('down', { recursive: true })
+      await timed('copy', () => fs.promises.copyFile(file, 'down/' + path.basename(file)))
+    }
+    const same = fs.statSync('down/' + path.basename(file)).size === fs.statSync(file).size
+    fs.rmSync('down', { recursive: true })
+    if (!same) throw new Error('the file has another size')
+  },
 }
 for (const line of INPUT_DO.split('\n').map(l => l.trim()).filter(l => l)) {
   const [verb, ...args] = line.split(' ')

@@ -1,0 +1,241 @@
+package bench
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/crypto/ssh"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/internal/actionservices"
+	"github.com/stepmux/stepmux/internal/testing/npmtest"
+	"github.com/stepmux/stepmux/internal/testing/runnertest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
+	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
+)
+
+// BenchmarkActions measures the services for the actions of workflows with npm's own clients: an artifact of one file.
+func BenchmarkActions(b *testing.B) {
+	packages, err := npmtest.Install(b.TempDir(), npmtest.Clients)
+	if err != nil {
+		missing(b, "@actions/artifact", err)
+		b.Skip(err)
+	}
+	r := &actionsRig{
+		b: b, project: newProject(b, "README", ""), size: sizes([]int64{1 << 30}, 8<<20)[0],
+		file: filepath.Join(b.TempDir(), "file"), packages: packages, vm: newVM(b),
+	}
+	files, err := npmtest.Files()
+	require.NoError(b, err)
+	for _, job := range []string{"artifact", "neither"} {
+		text, err := json.Marshal(r.workflow(job)) // JSON is YAML
+		require.NoError(b, err)
+		files[".github/workflows/"+job+".yml"] = string(text)
+	}
+	for name, text := range files {
+		path := filepath.Join(r.project.dir, name)
+		require.NoError(b, os.MkdirAll(filepath.Dir(path), 0o755))
+		require.NoError(b, os.WriteFile(path, []byte(text), 0o600))
+	}
+	require.NoError(b, os.WriteFile(r.file, make([]byte, r.size), 0o600))
+	b.Run("artifact", r.rates)
+	b.Run("memory/local", func(b *testing.B) { r.memory(b, r.alone("local")) })
+	b.Run("memory/run", func(b *testing.B) { r.memory(b, r.alone("run", "--inventory", r.inventory(b))) })
+	b.Run("memory/manager", func(b *testing.B) { r.memory(b, r.byManager(b, r.inventory(b))) })
+}
+
+// actionsRig has a project with workflows: one whose job uploads a file as an artifact and downloads it, and one whose
+// job copies the file.
+type actionsRig struct {
+	b              *testing.B
+	project        *project
+	size           int64
+	file, packages string
+	vm             *vm
+}
+
+// workflow returns a workflow with one job, which does that.
+func (r *actionsRig) workflow(does string) any {
+	type m = map[string]any
+	do := fmt.Sprintf("time %s %s", does, r.file)
+	return m{"on": "push", "jobs": m{"a": m{"runs-on": "ubuntu-latest", "steps": []m{
+		{"uses": "./act", "with": m{"do": do, "packages": r.packages}},
+	}}}}
+}
+
+// inventory writes an inventory with the VM.
+func (r *actionsRig) inventory(b *testing.B) string {
+	b.Helper()
+	text := fmt.Sprintf("instances:\n  - {id: vm, address: %q, user: %s, key: %s, runner: %s, temp_dir: %s, "+
+		"host_keys: [%q]}\n", r.vm.Addr, r.vm.User, r.vm.IdentityFile,
+		runnertest.Command(b)[0], r.vm.tmp, // stepmux-fetch is beside it
+		strings.TrimSpace(string(ssh.MarshalAuthorizedKey(r.vm.HostKey))))
+	file := filepath.Join(b.TempDir(), "fleet.yml")
+	require.NoError(b, os.WriteFile(file, []byte(text), 0o600))
+	return file
+}
+
+// command returns a command with the path of a workflow as its last argument.
+func (r *actionsRig) command(does string, args ...string) *exec.Cmd {
+	return r.project.command(r.b.Context(), r.project.manager, append(args, ".github/workflows/"+does+".yml")...)
+}
+
+// A measured is a way to run a workflow. It returns a command for that. other, if not nil, is the process to look at
+// instead, and end ends that.
+type measured func(does string) (cmd *exec.Cmd, other *os.Process, end func())
+
+// alone looks at the process of the command.
+func (r *actionsRig) alone(args ...string) measured {
+	return func(does string) (*exec.Cmd, *os.Process, func()) {
+		return r.command(does, args...), nil, func() {}
+	}
+}
+
+// byManager starts a manager for each command: memory that one has used once is not all given back.
+func (r *actionsRig) byManager(b *testing.B, inventory string) measured {
+	return func(does string) (*exec.Cmd, *os.Process, func()) {
+		state, err := os.MkdirTemp(b.TempDir(), "state")
+		require.NoError(b, err)
+		socket := filepath.Join(r.vm.tmp, "m.sock")
+		var log sshtest.Log
+		cmd := exec.Command(runnertest.Manager(b), "manager", "--inventory", inventory, "--socket", socket, "--state", state)
+		cmd.Stderr = &log
+		runnertest.StartManager(b, cmd, sshtest.Bound, &log)
+		return r.command(does, "submit", "--wait", "--manager", socket), cmd.Process, func() {
+			_, _ = cmd.Process.Signal(os.Interrupt), cmd.Wait() // it has done its work
+			require.NoError(b, os.RemoveAll(state))
+		}
+	}
+}
+
+// memory measures the largest memory of a process while it runs the workflow that uses the services, and while it runs
+// the other one.
+func (r *actionsRig) memory(b *testing.B, start measured) {
+	all := inTurns(b, costly, []candidate{{name: "memory", run: func(results *results) error {
+		most := map[string]float64{}
+		for _, does := range []string{"neither", "artifact"} {
+			cmd, other, end := start(does)
+			used, err := peak(cmd, other)
+			end()
+			if err != nil {
+				return err
+			}
+			most[does] = used
+			results.add(does, used)
+		}
+		results.add("more", most["artifact"]-most["neither"])
+		return nil
+	}}})
+	all.medians("PSS-MiB", "neither", "artifact", "more")
+}
+
+// peak runs a command, and returns the largest memory of its process, or of another one, meanwhile, in MiB.
+func peak(cmd *exec.Cmd, of *os.Process) (most float64, err error) {
+	var said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &said, &said
+	if err := cmd.Start(); err != nil {
+		return 0, err
+	}
+	if of == nil {
+		of = cmd.Process
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	ticker := time.NewTicker(20 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		used, err := pss(of.Pid)
+		if err != nil {
+			return 0, err
+		}
+		most = max(most, used/kibi)
+		select {
+		case <-ticker.C:
+		case err := <-ended:
+			if err != nil {
+				err = fmt.Errorf("%w: %s", err, said.Bytes())
+			}
+			return most, err
+		}
+	}
+}
+
+// rates measures the upload and the download, beside a plain stream of the same SSH connection. up is from the job.
+func (r *actionsRig) rates(b *testing.B) {
+	conn := r.vm.dial(b)
+	far := newFar(b, r.vm)
+	plain := dialWay(b, "stream", conn).stream(b, far.path)
+	s := actionservices.New(actionservices.Config{Dir: b.TempDir()})
+	defer s.Close()
+	run := func(results *results) error { return r.transfer(b, results, s, conn) }
+	all := inTurns(b, steady.with(8), []candidate{
+		{name: "artifact", run: run},
+		transfer("stream-up", 1, directions[0], r.size, plain), // down from the VM is what is up from the job
+		transfer("stream-down", 1, directions[1], r.size, plain),
+	})
+	all.medians("MB/s", "up", "stream-up", "down", "stream-down")
+	all.ratio("up", "stream-up", "stream")
+	all.ratio("down", "stream-down", "stream")
+}
+
+// timedLine is a line of the action.
+var timedLine = regexp.MustCompile(`timed (\w+) ([0-9.]+)`)
+
+// transfer runs a build with the job on a connection, and adds the rates that the job has measured.
+func (r *actionsRig) transfer(b *testing.B, results *results, s *actionservices.Server, conn *mux.Conn) error {
+	c, err := r.vm.newConnector(b, conn, &connector.VM{}, connector.Auto)
+	if err != nil {
+		return err
+	}
+	if _, err = c.Connect(b.Context()); err != nil {
+		return err
+	}
+	defer func() { require.NoError(b, c.Close(b.Context())) }()
+	workflow, err := json.Marshal(r.workflow("artifact"))
+	if err != nil {
+		return err
+	}
+	steps, err := json.Marshal(map[string]any{"run": []any{map[string]any{
+		"name": "a", "step": "builtin://github/job", "inputs": map[string]any{"job": "a", "workflow": string(workflow)},
+	}}})
+	if err != nil {
+		return err
+	}
+	run := rand.Text()
+	var said bytes.Buffer
+	got, err := c.Execute(b.Context(), connector.Job{
+		Job: &stepmuxv1.Job{Steps: steps}, WorkDir: r.project.dir,
+		Services: func() (*connector.Services, func(), error) {
+			token, end := s.Begin(actionservices.Job{Run: run, Name: "a"})
+			door := s.Door(nil)
+			return &connector.Services{Token: token, Take: door.Take}, func() {
+				door.Close()
+				end()
+				s.Forget(b.Context(), run)
+			}, nil
+		},
+	}, &said)
+	if err != nil || got.Status != connector.Succeeded {
+		return fmt.Errorf("the job: %v, %w: %s", got.Status, err, said.Bytes())
+	}
+	for _, line := range timedLine.FindAllStringSubmatch(said.String(), -1) {
+		seconds, err := strconv.ParseFloat(line[2], 64)
+		if err != nil {
+			return err
+		}
+		results.add(line[1], float64(r.size)/mega/seconds)
+	}
+	return nil
+}
