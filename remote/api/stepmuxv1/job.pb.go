@@ -33,7 +33,7 @@ type Job struct {
 	// steps_file is the name of steps in messages, of at most 4095 bytes. Empty: steps.
 	StepsFile string `protobuf:"bytes,2,opt,name=steps_file,json=stepsFile,proto3" json:"steps_file,omitempty"`
 	// variables are the job's variables. Expressions read them as vars.NAME and job.NAME; no step has them in its
-	// environment. Each key is unique and matches ^[a-zA-Z_][a-zA-Z0-9_]*$.
+	// environment. Each key is unique and matches ^[a-zA-Z_][a-zA-Z0-9_-]*$.
 	Variables []*Variable `protobuf:"bytes,3,rep,name=variables,proto3" json:"variables,omitempty"`
 	// timeout is how long the job may run; then it fails. Zero: the runner's own limit.
 	Timeout *durationpb.Duration `protobuf:"bytes,4,opt,name=timeout,proto3" json:"timeout,omitempty"`

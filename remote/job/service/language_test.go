@@ -62,10 +62,10 @@ exec:
 func TestVariablesAreChecked(t *testing.T) {
 	h := newHarness(t)
 	for want, vars := range map[string][]*pb.Variable{
-		"variables[0].key: use letters, digits and _":            {{Key: "../geheim", File: true}},
-		"variables[1].key: an earlier variable has the same":     {{Key: "A"}, {Key: "A", Value: "geheim"}},
-		"variables: the values have more than 8388608 bytes":     {{Key: "A", Value: string(make([]byte, 8<<20+1))}},
-		"variables[0].key: use letters, digits and _, not a dig": {nil},
+		"variables[0].key: use letters, digits, _ ":             {{Key: "../geheim", File: true}},
+		"variables[1].key: an earlier variable has the same":    {{Key: "A"}, {Key: "A", Value: "geheim"}},
+		"variables: the values have more than 8388608 bytes":    {{Key: "A", Value: string(make([]byte, 8<<20+1))}},
+		"variables[0].key: use letters, digits, _ and -, a let": {nil},
 	} {
 		req := yaml("1", "- script: x\n")
 		req.Job.Variables = vars

@@ -182,8 +182,8 @@ func variablesOf(list []*pb.Variable) ([]engine.Variable, error) {
 	total := 0
 	for i, v := range list {
 		switch key := v.GetKey(); {
-		case !lang.IsName(key):
-			return nil, fmt.Errorf("variables[%d].key: use letters, digits and _, not a digit first", i)
+		case !lang.IsVariable(key):
+			return nil, fmt.Errorf("variables[%d].key: use letters, digits, _ and -, a letter first", i)
 		case seen[key]:
 			return nil, fmt.Errorf("variables[%d].key: an earlier variable has the same", i)
 		}

@@ -281,7 +281,7 @@ func TestFileVariableIsAPathWhileTheJobRuns(t *testing.T) {
 //stepmux:faults service | The key of a file variable writes anywhere, or over the job's log
 //stepmux:with remote/job.TestFileVariableWithTheNameOfALogHarmsNoLog
 func TestVariableWithAPathForAKeyIsRefused(t *testing.T) {
-	for _, key := range []string{"../x", "a/b", "", ".."} {
+	for _, key := range []string{"../x", "a/b", "", "..", "-x"} {
 		res := newTrial(t, `- script: x`, func(c *Config) { c.Vars = []Variable{{Key: key, Value: "x", File: true}} }).run()
 		require.True(t, res.Invalid)
 		require.Contains(t, res.Message, "a job variable has the name")

@@ -70,8 +70,8 @@ var predefined = []struct{ variable, group, key string }{
 func (r *Runner) variables() (map[string]expr.Value, error) {
 	values := make(map[string]expr.Value, len(r.cfg.Vars))
 	for _, v := range r.cfg.Vars {
-		if !lang.IsName(v.Key) {
-			return nil, fmt.Errorf("a job variable has the name %.64q; use letters, digits and _, not a digit first", v.Key)
+		if !lang.IsVariable(v.Key) {
+			return nil, fmt.Errorf("a job variable has the name %.64q; use letters, digits, _ and -, a letter first", v.Key)
 		}
 		if _, twice := values[v.Key]; twice {
 			return nil, fmt.Errorf("the job variable %s is given twice", v.Key)

@@ -74,3 +74,9 @@ func CheckVariable(name, value string) error {
 // IsName reports whether s can be the name of a step, an input, an output or a variable:
 // [A-Za-z_][A-Za-z0-9_]*.
 func IsName(s string) bool { return len(s) <= maxName && isName(s) }
+
+// IsVariable reports whether s can be the name of a job variable: as IsName, and with "-" after the first character, as
+// secrets of a called workflow may be named.
+func IsVariable(s string) bool {
+	return s[:min(len(s), 1)] != "-" && IsName(strings.ReplaceAll(s, "-", "_"))
+}
