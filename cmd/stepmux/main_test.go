@@ -64,10 +64,10 @@ var dockerScripts sync.Mutex
 //stepmux:with remote/step/lang.TestEachWayToWriteAScriptIsVetted
 //stepmux:with instance/manager.TestABuildHasTheWarningsAboutItsScriptsFromSubmitOn
 //stepmux:with instance/manager.TestAManagerOfStrictScriptsRefusesJobsWithWarnings
-func TestScripts(t *testing.T) { runScripts(t, "testdata/script") }
+func TestScripts(t *testing.T) { runScripts(t, "testdata/script", "") }
 
-// runScripts runs the scripts in a directory.
-func runScripts(t *testing.T, dir string) {
+// runScripts runs the scripts in a directory. They find a mirror of actions in $MIRROR.
+func runScripts(t *testing.T, dir, mirror string) {
 	t.Helper()
 	examples, err := filepath.Abs("../../examples")
 	if err != nil {
@@ -95,7 +95,7 @@ func runScripts(t *testing.T, dir string) {
 			end, err := runnertest.Program()
 			env.Setenv("VMS_END", end)
 			env.Setenv("GITLAB_RUNNER", runnertest.GitLabRunner(tb)[0])
-			env.Setenv("MIRROR", os.Getenv("STEPMUX_ACTIONS_MIRROR"))
+			env.Setenv("MIRROR", mirror)
 			env.Setenv("PLATFORM", runtime.GOOS+"/"+runtime.GOARCH)
 			return err
 		},

@@ -1,5 +1,5 @@
-// Package npmtest has real clients of the services for actions: it installs packages of npm, and has an action that
-// uses them.
+// Package npmtest has real clients of the services for actions: it installs packages of npm, and has actions that use
+// them.
 package npmtest
 
 import (
@@ -57,6 +57,9 @@ func install(dir string, packages map[string]string) error {
 //go:embed act
 var act embed.FS
 
+//go:embed actions
+var actions embed.FS
+
 // Files returns the files of the action ./act, by their paths in a project. It calls the services for artifacts and
 // caches, as its input says.
 func Files() (map[string]string, error) {
@@ -70,4 +73,41 @@ func Files() (map[string]string, error) {
 		return err
 	})
 	return files, err
+}
+
+// standIns are the tags of the actions that a Mirror has.
+var standIns = map[string]string{"upload-artifact": "v7", "download-artifact": "v8", "cache": "v5"}
+
+// Mirror makes a mirror of repositories of actions in a new directory, as --actions-base takes it: actions/cache,
+// actions/download-artifact and actions/upload-artifact. They are stand-ins, with the inputs and outputs that most
+// workflows use, over the real clients in the directory of packages.
+func Mirror(dir, packages string) error {
+	for name, tag := range standIns {
+		to, from := filepath.Join(dir, "actions", name), "actions/"+name
+		files, err := fs.Sub(actions, from)
+		if err == nil {
+			err = os.CopyFS(to, files)
+		}
+		if err != nil {
+			return err
+		}
+		lib, err := actions.ReadFile("actions/lib.mjs")
+		if err == nil {
+			err = os.WriteFile(filepath.Join(to, "lib.mjs"), lib, 0o600)
+		}
+		if err == nil {
+			err = os.WriteFile(filepath.Join(to, "packages.txt"), []byte(packages), 0o600)
+		}
+		if err != nil {
+			return err
+		}
+		for _, args := range [][]string{
+			{"init", "-q"}, {"add", "."}, {"-c", "user.name=a", "-c", "user.email=a@x.test", "commit", "-qm", "a"}, {"tag", tag},
+		} {
+			if out, err := exec.Command("git", append([]string{"-C", to}, args...)...).CombinedOutput(); err != nil {
+				return fmt.Errorf("git %s: %w: %s", args, err, out)
+			}
+		}
+	}
+	return nil
 }
