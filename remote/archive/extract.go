@@ -71,6 +71,7 @@ func Extract(ctx context.Context, file *os.File, dir string, b Bounds) (files in
 		ctx: ctx, root: root, bounds: b, left: b.Bytes, seen: map[string]bool{}, buffer: make([]byte, bufferSize),
 		byRoom: byRoom && b.Bytes < DefaultBytes,
 	}
+	defer u.leave()
 	if err := u.unpack(file); err != nil {
 		return u.files, err
 	}
@@ -110,8 +111,10 @@ type unpacker struct {
 	links  []link
 	dirs   []directory
 	buffer []byte
-	dry    bool   // only check the entries
-	opened string // the directory that was opened last
+	dry    bool     // only check the entries
+	opened string   // the directory in which this user was let write last
+	into   *os.Root // the directory of the last file; nil before the first one
+	inside string   // its name
 }
 
 type link struct{ name, target string }
@@ -219,7 +222,9 @@ func (u *unpacker) zipEntry(e *zip.File) error {
 }
 
 func (u *unpacker) tar(file io.ReaderAt, size int64) error {
-	z, err := zstd.NewReader(io.NewSectionReader(file, 0, size), decoderOptions()...)
+	// The next block is decoded while this one is written.
+	options := append(decoderOptions(), zstd.WithDecoderConcurrency(2))
+	z, err := zstd.NewReader(io.NewSectionReader(file, 0, size), options...)
 	if err != nil {
 		return err
 	}
@@ -345,15 +350,39 @@ func (u *unpacker) open(dir string) error {
 	return u.root.Chmod(dir, is.Mode().Perm()|0o700)
 }
 
-// clear makes the parent directories of a new file or link, and removes an older one.
-func (u *unpacker) clear(name string) error {
-	if err := u.open(path.Dir(name)); err != nil {
-		return err
+// enter makes the parent directories of a new file or link, and returns the last of them. It stays open for the next
+// file: an archive has the files of a directory one after the other, and each walk from the root opens all directories.
+func (u *unpacker) enter(name string) (*os.Root, error) {
+	dir := path.Dir(name)
+	if u.into != nil && dir == u.inside {
+		return u.into, nil
 	}
-	if err := u.root.MkdirAll(path.Dir(name), 0o777); err != nil {
-		return fmt.Errorf("make its directory: %w", oserr.Bare(err))
+	u.leave()
+	if err := u.open(dir); err != nil {
+		return nil, err
 	}
-	old, err := u.root.Lstat(name)
+	err := u.root.MkdirAll(dir, 0o777)
+	if err == nil {
+		u.into, err = u.root.OpenRoot(dir)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("make its directory: %w", oserr.Bare(err))
+	}
+	u.inside = dir
+	return u.into, nil
+}
+
+// leave closes the directory of the last file.
+func (u *unpacker) leave() {
+	if u.into != nil {
+		u.into.Close()
+		u.into = nil
+	}
+}
+
+// remove removes a file or link from a directory, if it is there.
+func remove(in *os.Root, base string) error {
+	old, err := in.Lstat(base)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
@@ -362,14 +391,22 @@ func (u *unpacker) clear(name string) error {
 	case old.IsDir():
 		return errors.New("there is a directory of that name")
 	}
-	return u.root.Remove(name)
+	return in.Remove(base)
 }
 
 func (u *unpacker) file(name string, info fs.FileInfo, size int64, r io.Reader) error {
-	if err := u.clear(name); err != nil {
+	in, err := u.enter(name)
+	if err != nil {
 		return err
 	}
-	file, err := u.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	base := path.Base(name)
+	create := func() (*os.File, error) { return in.OpenFile(base, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) }
+	file, err := create()
+	if errors.Is(err, fs.ErrExist) {
+		if err = remove(in, base); err == nil {
+			file, err = create()
+		}
+	}
 	if err != nil {
 		return err
 	}
@@ -387,7 +424,7 @@ func (u *unpacker) file(name string, info fs.FileInfo, size int64, r io.Reader) 
 	if err := file.Close(); err != nil {
 		return err
 	}
-	return u.root.Chtimes(name, info.ModTime(), info.ModTime())
+	return in.Chtimes(base, info.ModTime(), info.ModTime())
 }
 
 // untilEnd is a reader that fails when ctx has ended. It hides the file's other methods, because they do not look at
@@ -432,7 +469,11 @@ func leadsOutside(target string) error {
 // finish makes the links, and sets the modes and times of directories.
 func (u *unpacker) finish() error {
 	for _, l := range u.links { // all parents first, so that none is reached through a link of the archive
-		if err := u.clear(l.name); err != nil {
+		in, err := u.enter(l.name)
+		if err == nil {
+			err = remove(in, path.Base(l.name))
+		}
+		if err != nil {
 			return entryError(l.name, err)
 		}
 	}
