@@ -40,7 +40,7 @@ func BenchmarkActions(b *testing.B) {
 	files, err := npmtest.Files()
 	require.NoError(b, err)
 	for _, job := range []string{"artifact", "neither"} {
-		text, err := json.Marshal(r.workflow(job)) // JSON is YAML
+		text, err := json.Marshal(workflowOf(r.step(job))) // JSON is YAML
 		require.NoError(b, err)
 		files[".github/workflows/"+job+".yml"] = string(text)
 	}
@@ -51,6 +51,7 @@ func BenchmarkActions(b *testing.B) {
 	}
 	require.NoError(b, os.WriteFile(r.file, make([]byte, r.size), 0o600))
 	b.Run("artifact", r.rates)
+	b.Run("unused", r.unused)
 	b.Run("memory/local", func(b *testing.B) { r.memory(b, r.alone("local")) })
 	b.Run("memory/run", func(b *testing.B) { r.memory(b, r.alone("run", "--inventory", r.inventory(b))) })
 	b.Run("memory/manager", func(b *testing.B) { r.memory(b, r.byManager(b, r.inventory(b))) })
@@ -66,13 +67,16 @@ type actionsRig struct {
 	vm             *vm
 }
 
-// workflow returns a workflow with one job, which does that.
-func (r *actionsRig) workflow(does string) any {
-	type m = map[string]any
+// step returns the step that does that.
+func (r *actionsRig) step(does string) map[string]any {
 	do := fmt.Sprintf("time %s %s", does, r.file)
-	return m{"on": "push", "jobs": m{"a": m{"runs-on": "ubuntu-latest", "steps": []m{
-		{"uses": "./act", "with": m{"do": do, "packages": r.packages}},
-	}}}}
+	return map[string]any{"uses": "./act", "with": map[string]any{"do": do, "packages": r.packages}}
+}
+
+// workflowOf returns a workflow with one job of one step.
+func workflowOf(step map[string]any) any {
+	type m = map[string]any
+	return m{"on": "push", "jobs": m{"a": m{"runs-on": "ubuntu-latest", "steps": []any{step}}}}
 }
 
 // inventory writes an inventory with the VM.
@@ -138,7 +142,7 @@ func (r *actionsRig) memory(b *testing.B, start measured) {
 		results.add("more", most["artifact"]-most["neither"])
 		return nil
 	}}})
-	all.medians("PSS-MiB", "neither", "artifact", "more")
+	all.medians("MiB", "neither", "artifact", "more")
 }
 
 // peak runs a command, and returns the largest memory of its process, or of another one, meanwhile, in MiB.
@@ -156,7 +160,7 @@ func peak(cmd *exec.Cmd, of *os.Process) (most float64, err error) {
 	ticker := time.NewTicker(20 * time.Millisecond)
 	defer ticker.Stop()
 	for {
-		used, err := pss(of.Pid)
+		used, err := smaps(of.Pid, "Pss_Anon:") // without the pages of programs, which others have, too
 		if err != nil {
 			return 0, err
 		}
@@ -172,65 +176,61 @@ func peak(cmd *exec.Cmd, of *os.Process) (most float64, err error) {
 	}
 }
 
-// rates measures the upload and the download, beside a plain stream of the same SSH connection. up is from the job.
+// rates measures the upload and the download, also by a plain client that neither packs nor checks, beside a stream of
+// the same SSH connection. up is from the job.
 func (r *actionsRig) rates(b *testing.B) {
 	conn := r.vm.dial(b)
 	far := newFar(b, r.vm)
 	plain := dialWay(b, "stream", conn).stream(b, far.path)
 	s := actionservices.New(actionservices.Config{Dir: b.TempDir()})
 	defer s.Close()
-	run := func(results *results) error { return r.transfer(b, results, s, conn) }
-	all := inTurns(b, steady.with(8), []candidate{
-		{name: "artifact", run: run},
+	run := func(does string) func(*results) error {
+		return func(results *results) error { return r.transfer(b, results, s, conn, does) }
+	}
+	all := inTurns(b, costly, []candidate{
+		{name: "artifact", run: run("artifact")},
+		{name: "plain", run: run("plain")},
 		transfer("stream-up", 1, directions[0], r.size, plain), // down from the VM is what is up from the job
 		transfer("stream-down", 1, directions[1], r.size, plain),
 	})
-	all.medians("MB/s", "up", "stream-up", "down", "stream-down")
-	all.ratio("up", "stream-up", "stream")
-	all.ratio("down", "stream-down", "stream")
+	all.medians("MB/s", "up", "plain-up", "stream-up", "down", "plain-down", "stream-down")
+	for _, name := range []string{"up", "plain-up"} {
+		all.ratio(name, "stream-up", "stream")
+	}
+	for _, name := range []string{"down", "plain-down"} {
+		all.ratio(name, "stream-down", "stream")
+	}
+}
+
+// unused measures a job that has services and does not use them, beside one without: its time from Execute to its end.
+func (r *actionsRig) unused(b *testing.B) {
+	conn := r.vm.dial(b)
+	s := actionservices.New(actionservices.Config{Dir: b.TempDir()})
+	defer s.Close()
+	run := func(name string, services *actionservices.Server) candidate {
+		return candidate{name: name, run: func(results *results) error {
+			took, _, err := r.execute(b, services, conn, map[string]any{"run": "true"})
+			results.add(name, micros(took)/1000)
+			return err
+		}}
+	}
+	all := inTurns(b, steadier, []candidate{run("with", s), run("without", nil)})
+	all.medians("ms", "with", "without")
+	all.ratio("with", "without", "without")
 }
 
 // timedLine is a line of the action.
-var timedLine = regexp.MustCompile(`timed (\w+) ([0-9.]+)`)
+var timedLine = regexp.MustCompile(`timed ([a-z-]+) ([0-9.]+)`)
 
 // transfer runs a build with the job on a connection, and adds the rates that the job has measured.
-func (r *actionsRig) transfer(b *testing.B, results *results, s *actionservices.Server, conn *mux.Conn) error {
-	c, err := r.vm.newConnector(b, conn, &connector.VM{}, connector.Auto)
+func (r *actionsRig) transfer(
+	b *testing.B, results *results, s *actionservices.Server, conn *mux.Conn, does string,
+) error {
+	_, said, err := r.execute(b, s, conn, r.step(does))
 	if err != nil {
 		return err
 	}
-	if _, err = c.Connect(b.Context()); err != nil {
-		return err
-	}
-	defer func() { require.NoError(b, c.Close(b.Context())) }()
-	workflow, err := json.Marshal(r.workflow("artifact"))
-	if err != nil {
-		return err
-	}
-	steps, err := json.Marshal(map[string]any{"run": []any{map[string]any{
-		"name": "a", "step": "builtin://github/job", "inputs": map[string]any{"job": "a", "workflow": string(workflow)},
-	}}})
-	if err != nil {
-		return err
-	}
-	run := rand.Text()
-	var said bytes.Buffer
-	got, err := c.Execute(b.Context(), connector.Job{
-		Job: &stepmuxv1.Job{Steps: steps}, WorkDir: r.project.dir,
-		Services: func() (*connector.Services, func(), error) {
-			token, end := s.Begin(actionservices.Job{Run: run, Name: "a"})
-			door := s.Door(nil)
-			return &connector.Services{Token: token, Take: door.Take}, func() {
-				door.Close()
-				end()
-				s.Forget(b.Context(), run)
-			}, nil
-		},
-	}, &said)
-	if err != nil || got.Status != connector.Succeeded {
-		return fmt.Errorf("the job: %v, %w: %s", got.Status, err, said.Bytes())
-	}
-	for _, line := range timedLine.FindAllStringSubmatch(said.String(), -1) {
+	for _, line := range timedLine.FindAllStringSubmatch(said, -1) {
 		seconds, err := strconv.ParseFloat(line[2], 64)
 		if err != nil {
 			return err
@@ -238,4 +238,51 @@ func (r *actionsRig) transfer(b *testing.B, results *results, s *actionservices.
 		results.add(line[1], float64(r.size)/mega/seconds)
 	}
 	return nil
+}
+
+// execute runs a build on a connection whose job is a workflow of one step. With a Server its actions have services.
+func (r *actionsRig) execute(
+	b *testing.B, s *actionservices.Server, conn *mux.Conn, step map[string]any,
+) (took time.Duration, output string, err error) {
+	c, err := r.vm.newConnector(b, conn, &connector.VM{}, connector.Auto)
+	if err != nil {
+		return 0, "", err
+	}
+	if _, err = c.Connect(b.Context()); err != nil {
+		return 0, "", err
+	}
+	defer func() { require.NoError(b, c.Close(b.Context())) }()
+	workflow, err := json.Marshal(workflowOf(step))
+	if err != nil {
+		return 0, "", err
+	}
+	steps, err := json.Marshal(map[string]any{"run": []any{map[string]any{
+		"name": "a", "step": "builtin://github/job", "inputs": map[string]any{"job": "a", "workflow": string(workflow)},
+	}}})
+	if err != nil {
+		return 0, "", err
+	}
+	job := connector.Job{Job: &stepmuxv1.Job{Steps: steps}, WorkDir: r.project.dir}
+	if s != nil {
+		run := rand.Text()
+		job.Services = func() (*connector.Services, func(), error) {
+			token, end := s.Begin(actionservices.Job{Run: run, Name: "a"})
+			door := s.Door(nil)
+			return &connector.Services{Token: token, Take: door.Take}, func() {
+				door.Close()
+				end()
+				s.Forget(b.Context(), run)
+			}, nil
+		}
+	}
+	var said bytes.Buffer
+	begin := time.Now()
+	got, err := c.Execute(b.Context(), job, &said)
+	if err == nil && got.Status != connector.Succeeded {
+		err = fmt.Errorf("the job: %s", got.Status)
+	}
+	if err != nil {
+		err = fmt.Errorf("%w: %s", err, said.Bytes())
+	}
+	return time.Since(begin), said.String(), err
 }

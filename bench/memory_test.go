@@ -14,7 +14,10 @@ import (
 
 // pss returns the memory of a process in KiB, with its share of the pages that it has in common with others
 // (/proc/PID/smaps_rollup, proc_pid_smaps(5)). For a process that has gone it returns 0.
-func pss(pid int) (float64, error) {
+func pss(pid int) (float64, error) { return smaps(pid, "Pss:") }
+
+// smaps returns a line of the file as pss does.
+func smaps(pid int, line string) (float64, error) {
 	name := fmt.Sprintf("/proc/%d/smaps_rollup", pid)
 	data, err := os.ReadFile(name)
 	if err != nil {
@@ -23,12 +26,12 @@ func pss(pid int) (float64, error) {
 	if len(data) == 0 {
 		return 0, nil // it is about to
 	}
-	for line := range strings.Lines(string(data)) {
-		if value, ok := strings.CutPrefix(line, "Pss:"); ok {
+	for text := range strings.Lines(string(data)) {
+		if value, ok := strings.CutPrefix(text, line); ok {
 			return strconv.ParseFloat(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(value), "kB")), 64)
 		}
 	}
-	return 0, fmt.Errorf("%s has no line Pss", name)
+	return 0, fmt.Errorf("%s has no line %s", name, line)
 }
 
 // memory returns the memory of processes together, in KiB.

@@ -106,7 +106,8 @@ const verbs = {
     const found = await (await load('cache-6')).restoreCache(['cached'], key)
     console.log('restored ' + found + ' ' + (found && fs.statSync('cached/f').size == bytes))
   },
-  // Measures what another verb does with a file: artifact or neither.
+  // Measures transfers of a file: by npm's client (artifact), as plain HTTP requests such as its own (plain), or as a
+  // copy on the disk (neither).
   async time(verb, file) {
     const timed = async (name, what) => {
       const begin = performance.now()
@@ -119,6 +120,29 @@ const verbs = {
       await timed('up', () => client.uploadArtifact('a', [file], path.dirname(file), { compressionLevel: 0 }))
       const { artifact } = await client.getArtifact('a')
       await timed('down', () => client.downloadArtifact(artifact.id, { path: 'down' }))
+    } else if (verb === 'plain') {
+      const size = fs.statSync(file).size
+      const made = await call('ArtifactService', 'CreateArtifact', { name: 'p', version: 4 })
+      const at = comp => made.signed_upload_url + '&comp=' + comp
+      await timed('plain-up', async () => {
+        const block = Buffer.alloc(8 << 20)
+        const ids = Array.from({ length: Math.ceil(size / block.length) }, (_, i) => 'b' + i)
+        const left = ids.entries()
+        const send = async () => {
+          for (const [i, id] of left) await put(at('block') + '&blockid=' + id, block.subarray(0, size - i * block.length))
+        }
+        await Promise.all(Array.from({ length: 5 }, send))
+        await put(at('blocklist'), '<BlockList>' + ids.map(id => `<Latest>${id}</Latest>`).join('') + '</BlockList>')
+        await call('ArtifactService', 'FinalizeArtifact', { name: 'p', size: String(size) })
+      })
+      const found = await call('ArtifactService', 'GetSignedArtifactURL', { name: 'p' })
+      await timed('plain-down', async () => {
+        const answer = await fetch(found.signed_url)
+        let got = 0
+        for await (const piece of answer.body) got += piece.length
+        if (got !== size) throw new Error('got ' + got)
+      })
+      return
     } else {
       fs.mkdirSync('down', { recursive: true })
       await timed('copy', () => fs.promises.copyFile(file, 'down/' + path.basename(file)))
