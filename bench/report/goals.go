@@ -278,6 +278,22 @@ var goals = []goal{
 	{says: "its memory beyond that of one job (RSS), MiB", bench: planNeeds, metric: "more-MiB", most: 300},
 
 	{
+		says:  "upload of an artifact by npm's client in a job, over a stream of the same connection",
+		bench: "Actions/artifact", metric: "up-x/stream", least: 0.6, given: true,
+	},
+	{says: "download of it", bench: "Actions/artifact", metric: "down-x/stream", least: 0.6, given: true},
+	{
+		says:  "memory of the manager for both, beyond that without services, MiB",
+		bench: "Actions/memory/manager", metric: "more-MiB", most: 32, given: true,
+	},
+	{says: "that of run", bench: "Actions/memory/run", metric: "more-MiB", most: 32, given: true},
+	{says: "that of local", bench: "Actions/memory/local", metric: "more-MiB", most: 32, given: true},
+	{
+		says:  "job that has services and uses none, over one without",
+		bench: "Actions/unused", metric: "with-x/without", most: 1.02, given: true,
+	},
+
+	{
 		says: "logins to 100 VMs at once over a distance, over one", bench: "Pool/fleet=100/rtt=50ms",
 		metric: "pool-x/one-dial", most: 10,
 	},

@@ -272,6 +272,10 @@ Pipeline runs whole files of GitLab by the program stepmux on four VMs with four
 of one of the jobs, with the files of the project as the jobs have them, "bare" are those without files. "least" are the
 bytes of the artifacts alone, each transferred once from the VM that made it and once to each VM that lacks it.
 
+Actions runs a job of a workflow that uploads a file of 1 GiB by npm's @actions/artifact, and downloads it. "stream" are
+as many bytes by a stream of the same connection. "plain" are the same requests by a client that does not pack, check or
+write. The memory is the private part of PSS, at most; "neither" is a job that copies the file.
+
 Price runs the program stepmux with its embedded VM as an ordinary user does, with isolation. Its processor time is that
 of all processes, which each process adds to that of its parent when it has ended. "manager" is the process of the
 manager alone, which has the embedded VM's sshd in it. "bash" is bash -c true, started in a loop by bash; in Price/job
