@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// BenchmarkExtract unpacks 6,000 small files and 80 MiB that do not compress, as a cache of packages has them. tar takes
-// turns with it.
+// BenchmarkExtract unpacks 6,000 small files and 80 MiB that do not compress, as a cache of packages has them. It takes
+// turns with tar.
 func BenchmarkExtract(b *testing.B) {
 	for _, program := range []string{"tar", "zstd"} {
 		if _, err := exec.LookPath(program); err != nil {
