@@ -76,9 +76,9 @@ func isAtRest(p *pb.Pipeline) bool {
 }
 
 // awaitPipeline shows the output of the jobs of a pipeline and how they ended, and returns its exit code as an error.
-// followed are builds that are not shown.
+// followed are builds that are not shown. files are those for reports.
 func awaitPipeline(
-	ctx context.Context, cmd *cobra.Command, m pb.ManagerClient, id string, followed map[string]bool,
+	ctx context.Context, cmd *cobra.Command, m pb.ManagerClient, id string, followed map[string]bool, files *wholeFlags,
 ) (err error) {
 	ctx, noReader := context.WithCancelCause(ctx)
 	defer noReader(nil)
@@ -119,11 +119,17 @@ func awaitPipeline(
 		}
 		return err
 	}
-	summarize(show, pipelineReport(p))
+	report, err := remarkedReport(ctx, m, p, func(text string) { show.say("note: " + text) })
+	if err == nil {
+		err = files.write(report, show)
+	}
 	if p.GetError() != "" {
 		show.say("stepmux: " + p.GetError())
 	}
-	return withCode(pipelineCode(p), nil)
+	if code := pipelineCode(p); code != 0 || err == nil {
+		return withCode(code, err)
+	}
+	return err
 }
 
 // pipelineCode returns the exit code of a pipeline.
@@ -167,12 +173,14 @@ func pipelineReport(p *pb.Pipeline) *whole.Report {
 
 func newPipelinesCommand() *cobra.Command {
 	var f managerFlag
+	var files wholeFlags
 	var output string
 	cmd := &cobra.Command{
 		Use:   "pipelines [ID]",
 		Short: "List the pipelines of a manager, or the jobs of one",
 		Long: `List the pipelines of a stepmux manager, the latest first. With the ID of one, list its jobs: their status,
-their build, and why they wait or did not run.
+their build, and why they wait or did not run. The annotations and summaries of jobs that have ended are in the JSON,
+and in the files of --report-sarif and --report-summary.
 
 ` + managerExitHelp,
 		Example: `  stepmux pipelines
@@ -182,6 +190,7 @@ their build, and why they wait or did not run.
 	}
 	fl := cmd.Flags()
 	f.register(fl)
+	files.registerRemarks(fl)
 	outputFlag(fl, &output, "text, or json for an object per pipeline")
 	limit := fl.Int("limit", 100, "list at most `N` pipelines, up to 10000")
 	cmd.ValidArgsFunction = first(
@@ -189,6 +198,9 @@ their build, and why they wait or did not run.
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if *limit < 1 || *limit > 10_000 {
 			return fmt.Errorf("--limit %d: use 1 to 10000", *limit)
+		}
+		if err := files.checkRemarks(len(args)); err != nil {
+			return err
 		}
 		return f.use(cmd, func(ctx context.Context, m pb.ManagerClient) error {
 			if len(args) == 0 {
@@ -202,10 +214,7 @@ their build, and why they wait or did not run.
 			if err != nil {
 				return err
 			}
-			if output == "json" {
-				return writeJSON(cmd.OutOrStdout(), p.JSON())
-			}
-			return writePipeline(cmd.OutOrStdout(), p)
+			return showPipeline(ctx, cmd, m, p, output == "json", &files)
 		})
 	}
 	return cmd
@@ -373,7 +382,7 @@ artifacts of the jobs that succeeded.
 			if err != nil || !wait {
 				return err
 			}
-			return awaitPipeline(ctx, cmd, m, args[0], before)
+			return awaitPipeline(ctx, cmd, m, args[0], before, &wholeFlags{})
 		})
 	}
 	return cmd

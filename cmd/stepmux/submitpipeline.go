@@ -31,6 +31,7 @@ func (f *wholeFlags) registerSubmit(fl *pflag.FlagSet) {
 	fl.Lookup("jobs").DefValue = ""
 	f.registerChoice(fl)
 	f.event.register(fl)
+	f.registerRemarks(fl)
 }
 
 // ofOneBuild are flags of submit that have no meaning for a whole pipeline.
@@ -63,8 +64,11 @@ func (f *submitFlags) isWhole(cmd *cobra.Command, file string) (bool, error) {
 		return false, nil
 	case ofBuild != "":
 		return false, fmt.Errorf("--%s is for one job: name it with --job-name", ofBuild)
+	case f.whole.sarif+f.whole.summaries != "" && !f.wait:
+		return false, errors.New("--report-sarif and --report-summary need --wait, as they are written when the pipeline " +
+			"has ended; else give them to 'stepmux pipelines ID' later")
 	}
-	return true, nil
+	return true, f.whole.checkReports([]flagFile{{"the pipeline", file}})
 }
 
 // runWhole queues the pipeline of a FILE, or lists its jobs.
@@ -110,7 +114,7 @@ func (f *submitFlags) runWhole(cmd *cobra.Command, reader *jobReader, file strin
 			return err
 		}
 		fmt.Fprintln(cmd.ErrOrStderr(), id)
-		return awaitPipeline(ctx, cmd, m, id, map[string]bool{})
+		return awaitPipeline(ctx, cmd, m, id, map[string]bool{}, &f.whole)
 	})
 }
 

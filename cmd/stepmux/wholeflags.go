@@ -54,6 +54,11 @@ func (f *wholeFlags) register(fl *pflag.FlagSet, jobs int, otherwise string) {
 	grouped(fl, pipelineGroup)
 	f.event.register(fl)
 	fileFlag(fl, &f.tests, "report-junit", "write the reports:junit of all jobs to this `FILE`, as one report")
+	f.registerRemarks(fl)
+}
+
+// registerRemarks registers the flags for reports of annotations and summaries.
+func (f *wholeFlags) registerRemarks(fl *pflag.FlagSet) {
 	fileFlag(fl, &f.sarif, "report-sarif", "write the annotations of all jobs to this `FILE`, in the form of SARIF")
 	fileFlag(fl, &f.summaries, "report-summary", "write the summaries of all jobs to this `FILE`, in Markdown")
 	grouped(fl, fileGroup)
@@ -195,6 +200,14 @@ func (f *wholeFlags) checkReports(inputs []flagFile, others ...flagFile) error {
 	return areApart(inputs, append(others, own...)...)
 }
 
+// checkRemarks checks the files for reports of so many pipelines.
+func (f *wholeFlags) checkRemarks(pipelines int) error {
+	if pipelines == 0 && f.sarif+f.summaries != "" {
+		return errors.New("--report-sarif and --report-summary are for one pipeline: give its ID")
+	}
+	return f.checkReports(nil)
+}
+
 // config returns the configuration for a run of p, the pipeline of src, whose project is in the work directory of cfg.
 func (f *wholeFlags) config(
 	ctx context.Context, cfg standalone.Config, src standalone.Source, p *whole.Pipeline, show *reporter,
@@ -248,6 +261,11 @@ func (f *wholeFlags) write(report *whole.Report, show *reporter) (err error) {
 	if f.tests != "" {
 		err = errors.Join(err, standalone.WriteFile(f.tests, report.Tests))
 	}
+	return errors.Join(err, f.writeRemarks(report))
+}
+
+// writeRemarks writes the files of annotations and summaries.
+func (f *wholeFlags) writeRemarks(report *whole.Report) (err error) {
 	if f.summaries != "" {
 		err = errors.Join(err, standalone.WriteFile(f.summaries, report.Summaries()))
 	}

@@ -34,7 +34,7 @@ type build struct {
 	where where
 	log   *state.Log
 	done  chan struct{} // closed when it has ended or is left to another manager
-	// traceErr is why its trace is not kept, although that was asked for. It is for Manager.run's goroutine.
+	// traceErr is the failure to keep its trace, or the remarks in that. It is for Manager.run's goroutine.
 	traceErr error
 	// outputs are those of its job, if that asks for them. They are for the same goroutine.
 	outputs *stepmuxv1.Outputs
@@ -137,7 +137,7 @@ func (m *Manager) attempt(b *build, e *instance.Executor) (again bool) {
 		m.noteFiles(b, known)
 		known = m.keepOutputs(b, known) // before its end: then the next job asks for them
 		if b.traceErr != nil {
-			m.remark(b, b.log.State(), fmt.Sprintf("there is no trace: %v", b.traceErr))
+			m.remark(b, b.log.State(), b.traceErr.Error())
 		}
 		if known.Reason != string(instance.RunnerSystemFailure) { // the log has all of the job's output
 			// The manager may die before the clean-up, after which no process would know the outcome.
@@ -315,8 +315,9 @@ func (m *Manager) work(b *build) connector.Job {
 	if archives := m.archives(b.asked); len(archives) > 0 {
 		job.Project, job.Overlays = archives[0], archives[1:]
 	}
-	if b.asked.GetTrace() {
-		kept := &keptTrace{m: m, id: b.ID}
+	remarks := b.asked.GetPipeline().GetRemarks()
+	if b.asked.GetTrace() || remarks {
+		kept := &keptTrace{m: m, id: b.ID, whole: b.asked.GetTrace(), remarks: remarks}
 		job.Trace, job.OnTrace = kept, func(err error) { b.traceErr = kept.end(err) }
 	}
 	if b.asked.GetJob().GetOutputs() {

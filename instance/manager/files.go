@@ -2,7 +2,6 @@ package manager
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -143,40 +142,6 @@ func (m *Manager) artifacts(id string, asked *pb.SubmitRequest) *files.Artifacts
 	}
 }
 
-// keptTrace is the trace of a build on its way to the files that are kept: a file that the first write makes. It is for
-// one goroutine at a time.
-type keptTrace struct {
-	m    *Manager
-	id   string
-	file *os.File // nil before
-}
-
-// Write implements io.Writer.
-func (t *keptTrace) Write(p []byte) (n int, err error) {
-	if t.file == nil {
-		if t.file, err = os.CreateTemp(archive.Config{Dir: t.m.cfg.Dir}.Arrivals(), ".trace-"); err != nil {
-			return 0, err
-		}
-	}
-	return t.file.Write(p)
-}
-
-// end keeps the trace or, if err tells that it is not complete, drops it.
-func (t *keptTrace) end(err error) error {
-	if t.file == nil {
-		return cmp.Or(err, errors.New("the trace is empty"))
-	}
-	defer t.file.Close()
-	defer func() { _ = os.Remove(t.file.Name()) }() // it may have another name by then
-	if err == nil {
-		_, err = t.file.Seek(0, io.SeekStart)
-	}
-	if err == nil {
-		err = t.m.files.KeepResult(t.m.life, archive.Trace(t.id), t.file)
-	}
-	return err
-}
-
 // noteFiles lists in the result of a build the files that are kept of it.
 func (m *Manager) noteFiles(b *build, r *state.Result) {
 	size := func(of *int64, name string) {
@@ -191,6 +156,9 @@ func (m *Manager) noteFiles(b *build, r *state.Result) {
 	if b.asked.GetTrace() {
 		size(&r.Trace, archive.Trace(b.ID))
 	}
+	if b.asked.GetPipeline().GetRemarks() {
+		size(&r.Remarks, archive.Remarks(b.ID))
+	}
 }
 
 // Artifacts implements pb.ManagerServer.
@@ -201,8 +169,11 @@ func (s *service) Artifacts(req *pb.ArtifactsRequest, stream grpc.ServerStreamin
 		return s.m.failed(ctx, err)
 	}
 	what, are, name, size := "artifacts", "are", b.GetId(), b.GetResult().GetArtifacts()
-	if req.GetTrace() {
+	switch {
+	case req.GetTrace():
 		what, are, name, size = "trace", "is", archive.Trace(b.GetId()), b.GetResult().GetTrace()
+	case req.GetRemarks():
+		what, name, size = "annotations", archive.Remarks(b.GetId()), b.GetResult().GetRemarks()
 	}
 	err = s.m.files.ReadResult(ctx, name, artifactsSender{stream})
 	switch {
@@ -219,7 +190,7 @@ func (s *service) Artifacts(req *pb.ArtifactsRequest, stream grpc.ServerStreamin
 	}
 }
 
-// artifactsSender sends an archive, or a trace, in pieces.
+// artifactsSender sends a file in pieces.
 type artifactsSender struct {
 	stream grpc.ServerStreamingServer[pb.ArtifactsResponse]
 }

@@ -46,6 +46,8 @@ type Manager struct {
 	canceled uint64
 	// draining is held while a VM is taken out or let in.
 	draining sync.Mutex
+	// remarks is held while a trace is read for its annotations.
+	remarks sync.Mutex
 
 	mu      sync.Mutex // guards the following
 	live    map[string]*build

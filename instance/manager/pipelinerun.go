@@ -305,8 +305,8 @@ func (p *PipelineRun) rest(end *pb.Pipeline, failed error) (done bool) {
 		end.Phase, end.Status, end.ExitCode = pb.Pipeline_ended, "failure", exitSystem
 	}
 	for _, j := range end.GetJobs() { // their builds are known here only
-		if was := p.jobs[j.GetName()]; was != nil && was.GetBuild() != "" {
-			j.Build, j.Started, j.Finished = was.GetBuild(), was.GetStarted(), was.GetFinished()
+		if was := p.jobs[j.GetName()]; was.GetBuild() != "" {
+			j.Build, j.Started, j.Finished, j.Remarks = was.GetBuild(), was.GetStarted(), was.GetFinished(), was.GetRemarks()
 		}
 	}
 	if p.shown != nil {

@@ -21,6 +21,8 @@ import (
 type Pipelines interface {
 	// Read plans the pipeline of a request: the same each time. An error is about the request.
 	Read(asked *pb.SubmitPipelineRequest) (Planned, error)
+	// Remarks returns the annotations and the summary of a job, in JSON, from its trace. It returns nil without any.
+	Remarks(trace []byte) ([]byte, error)
 }
 
 // Planned is a pipeline that can be carried out.

@@ -47,6 +47,7 @@ func (p *PipelineRun) showAgain(ctx context.Context, plan Planned) (shown *pb.Pi
 		was := known[j.GetName()]
 		if was.GetBuild() != "" {
 			j.Build, j.Attempts, j.Started, j.Finished = was.GetBuild(), was.GetAttempts(), was.GetStarted(), was.GetFinished()
+			j.Remarks = was.GetRemarks()
 		}
 		if slices.Contains(statusesKept, was.GetStatus()) {
 			j.Status = was.GetStatus()
@@ -159,7 +160,7 @@ func (p *PipelineRun) showBuild(job string, attempt int, r *state.Record) {
 	}
 	j.Build, j.Attempts = r.ID, int32(attempt) // it is small
 	j.Started = cmp.Or(j.GetStarted(), timeOf(r.Started))
-	j.Finished = timeOf(r.Ended)
+	j.Finished, j.Remarks = timeOf(r.Ended), buildOf(r).GetResult().GetRemarks()
 	if r.Phase == state.PhaseRunning {
 		j.Status, j.Why = "running", ""
 	}

@@ -203,7 +203,7 @@ func buildOf(r *state.Record) *pb.Build {
 		b.Result = &pb.Result{
 			Reason: r.Result.Reason, ExitCode: int32(r.Result.ExitCode), // an exit code
 			Message: strings.ToValidUTF8(r.Result.Message, "?"), Left: r.Result.Left, Artifacts: r.Result.Artifacts,
-			Trace: r.Result.Trace,
+			Trace: r.Result.Trace, Remarks: r.Result.Remarks,
 		}
 	}
 	return b

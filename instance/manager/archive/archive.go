@@ -24,13 +24,15 @@ const (
 	projectsDir, artifactsDir = "projects", "artifacts"
 	artifactsSuffix           = ".tar.zst"
 	traceSuffix               = ".trace.json"
+	remarksSuffix             = ".remarks.json"
 )
 
-// Trace returns the name of the trace of a build in a Store.
-func Trace(id string) string { return id + traceSuffix }
+// Trace returns the name of the trace of a build in a Store, and Remarks that of its annotations and its summary.
+func Trace(id string) string   { return id + traceSuffix }
+func Remarks(id string) string { return id + remarksSuffix }
 
 // Store has the archives of the projects of builds that wait or run, by their SHA-256. Of builds that have ended it has
-// the artifacts, by the build's ID, and the traces, by Trace of the ID. It is safe for concurrent use.
+// results: the artifacts, by the build's ID, and others, by Trace and Remarks of the ID. It is safe for concurrent use.
 type Store interface {
 	// HasProject reports whether a project is there, and notes its use.
 	HasProject(ctx context.Context, digest string, size int64) (bool, error)
@@ -45,11 +47,11 @@ type Store interface {
 	// PeekProject is OpenProject for parts of a project that was opened before: a copy is not compared with the digest
 	// again.
 	PeekProject(ctx context.Context, digest string, size int64) (*os.File, error)
-	// KeepResult keeps the artifacts or the trace of a build. It may give the file another name.
+	// KeepResult keeps a result of a build. It may give the file another name.
 	KeepResult(ctx context.Context, name string, file *os.File) error
-	// ReadResult writes artifacts or a trace to a Writer. Without them the error wraps fs.ErrNotExist.
+	// ReadResult writes a result to a Writer. Without it the error wraps fs.ErrNotExist.
 	ReadResult(ctx context.Context, name string, to io.Writer) error
-	// ResultSize returns the length of artifacts or of a trace, 0 if they are not kept.
+	// ResultSize returns the length of a result, 0 if it is not kept.
 	ResultSize(ctx context.Context, name string) (int64, error)
 	// Sweep removes files that are too old, and projects that no build needs until there is room for so many bytes more.
 	Sweep(ctx context.Context, more int64) error

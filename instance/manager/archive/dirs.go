@@ -121,7 +121,7 @@ func (f *Dirs) KeepResult(_ context.Context, name string, file *os.File) error {
 	if err := contents.SyncDir(f.artifacts.Dir); err != nil { // the record of the build tells of it
 		return err
 	}
-	own := strings.TrimSuffix(name, traceSuffix) + "." // files of the same build
+	own := strings.TrimSuffix(strings.TrimSuffix(name, traceSuffix), remarksSuffix) + "." // files of the same build
 	f.artifacts.Sweep(0, func(name string) bool { return strings.HasPrefix(name, own) || arrives(name) })
 	return nil
 }
@@ -130,7 +130,7 @@ func (f *Dirs) KeepResult(_ context.Context, name string, file *os.File) error {
 func arrives(name string) bool { return strings.HasPrefix(name, ".") }
 
 func (f *Dirs) resultFile(name string) string {
-	if !strings.HasSuffix(name, traceSuffix) {
+	if !strings.HasSuffix(name, traceSuffix) && !strings.HasSuffix(name, remarksSuffix) {
 		name += artifactsSuffix
 	}
 	return filepath.Join(f.artifacts.Dir, name)

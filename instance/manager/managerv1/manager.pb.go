@@ -335,8 +335,10 @@ type PipelineBuild struct {
 	InImage   bool   `protobuf:"varint,5,opt,name=in_image,json=inImage,proto3" json:"in_image,omitempty"`
 	Container []byte `protobuf:"bytes,6,opt,name=container,proto3" json:"container,omitempty"`
 	// after_success and after_failure are those of the artifacts that are kept after that outcome. Without both all are.
-	AfterSuccess  []string `protobuf:"bytes,7,rep,name=after_success,json=afterSuccess,proto3" json:"after_success,omitempty"`
-	AfterFailure  []string `protobuf:"bytes,8,rep,name=after_failure,json=afterFailure,proto3" json:"after_failure,omitempty"`
+	AfterSuccess []string `protobuf:"bytes,7,rep,name=after_success,json=afterSuccess,proto3" json:"after_success,omitempty"`
+	AfterFailure []string `protobuf:"bytes,8,rep,name=after_failure,json=afterFailure,proto3" json:"after_failure,omitempty"`
+	// remarks says that the annotations and the summary of the job are kept.
+	Remarks       bool `protobuf:"varint,9,opt,name=remarks,proto3" json:"remarks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -425,6 +427,13 @@ func (x *PipelineBuild) GetAfterFailure() []string {
 		return x.AfterFailure
 	}
 	return nil
+}
+
+func (x *PipelineBuild) GetRemarks() bool {
+	if x != nil {
+		return x.Remarks
+	}
+	return false
 }
 
 // BuildServices describes a build to the services for the artifacts and caches of actions.
@@ -953,7 +962,9 @@ type Result struct {
 	// artifacts is the length of the archive of artifacts that was kept; 0 without one.
 	Artifacts int64 `protobuf:"varint,5,opt,name=artifacts,proto3" json:"artifacts,omitempty"`
 	// trace is the length of the trace that was kept; 0 without one.
-	Trace         int64 `protobuf:"varint,6,opt,name=trace,proto3" json:"trace,omitempty"`
+	Trace int64 `protobuf:"varint,6,opt,name=trace,proto3" json:"trace,omitempty"`
+	// remarks is the length of the annotations and the summary that were kept; 0 for a job without any.
+	Remarks       int64 `protobuf:"varint,7,opt,name=remarks,proto3" json:"remarks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1026,6 +1037,13 @@ func (x *Result) GetArtifacts() int64 {
 func (x *Result) GetTrace() int64 {
 	if x != nil {
 		return x.Trace
+	}
+	return 0
+}
+
+func (x *Result) GetRemarks() int64 {
+	if x != nil {
+		return x.Remarks
 	}
 	return 0
 }
@@ -1822,8 +1840,9 @@ func (x *KeepProjectResponse) GetWanted() int64 {
 type ArtifactsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// trace asks for the trace of the build in place of its artifacts.
+	// trace asks for the trace of the build in place of its artifacts, and remarks for its annotations and its summary.
 	Trace         bool `protobuf:"varint,2,opt,name=trace,proto3" json:"trace,omitempty"`
+	Remarks       bool `protobuf:"varint,3,opt,name=remarks,proto3" json:"remarks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1872,9 +1891,16 @@ func (x *ArtifactsRequest) GetTrace() bool {
 	return false
 }
 
+func (x *ArtifactsRequest) GetRemarks() bool {
+	if x != nil {
+		return x.Remarks
+	}
+	return false
+}
+
 type ArtifactsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// data is a piece of the archive, or of the trace, of at most 1 MiB.
+	// data is a piece of the archive, of the trace, or of the annotations and the summary, of at most 1 MiB.
 	Data          []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3148,7 +3174,9 @@ type PipelineJob struct {
 	// build is the ID of the build of its latest attempt.
 	Build string `protobuf:"bytes,10,opt,name=build,proto3" json:"build,omitempty"`
 	// manual says that it waits for PlayPipeline once its needs have ended.
-	Manual        bool `protobuf:"varint,11,opt,name=manual,proto3" json:"manual,omitempty"`
+	Manual bool `protobuf:"varint,11,opt,name=manual,proto3" json:"manual,omitempty"`
+	// remarks is that of the result of build.
+	Remarks       int64 `protobuf:"varint,12,opt,name=remarks,proto3" json:"remarks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3258,6 +3286,13 @@ func (x *PipelineJob) GetManual() bool {
 		return x.Manual
 	}
 	return false
+}
+
+func (x *PipelineJob) GetRemarks() int64 {
+	if x != nil {
+		return x.Remarks
+	}
+	return 0
 }
 
 type ListPipelinesRequest struct {
@@ -3791,7 +3826,7 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\x01\x10\aJ\x04\b\r\x10\x11\" \n" +
 	"\x0eSubmitResponse\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"\xa8\x02\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\xc2\x02\n" +
 	"\rPipelineBuild\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
 	"\x03job\x18\x02 \x01(\tR\x03job\x127\n" +
@@ -3800,7 +3835,8 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\bin_image\x18\x05 \x01(\bR\ainImage\x12\x1c\n" +
 	"\tcontainer\x18\x06 \x01(\fR\tcontainer\x12#\n" +
 	"\rafter_success\x18\a \x03(\tR\fafterSuccess\x12#\n" +
-	"\rafter_failure\x18\b \x03(\tR\fafterFailure\"[\n" +
+	"\rafter_failure\x18\b \x03(\tR\fafterFailure\x12\x18\n" +
+	"\aremarks\x18\t \x01(\bR\aremarks\"[\n" +
 	"\rBuildServices\x12\x18\n" +
 	"\aproject\x18\x01 \x01(\tR\aproject\x12\x16\n" +
 	"\x06scopes\x18\x02 \x03(\tR\x06scopes\x12\x18\n" +
@@ -3854,14 +3890,15 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\n" +
 	"\x06queued\x10\x01\x12\v\n" +
 	"\arunning\x10\x02\x12\t\n" +
-	"\x05ended\x10\x03\"\x9f\x01\n" +
+	"\x05ended\x10\x03\"\xb9\x01\n" +
 	"\x06Result\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x1b\n" +
 	"\texit_code\x18\x02 \x01(\x05R\bexitCode\x12\x18\n" +
 	"\amessage\x18\x03 \x01(\tR\amessage\x12\x12\n" +
 	"\x04left\x18\x04 \x03(\tR\x04left\x12\x1c\n" +
 	"\tartifacts\x18\x05 \x01(\x03R\tartifacts\x12\x14\n" +
-	"\x05trace\x18\x06 \x01(\x03R\x05trace\"\x8a\x01\n" +
+	"\x05trace\x18\x06 \x01(\x03R\x05trace\x12\x18\n" +
+	"\aremarks\x18\a \x01(\x03R\aremarks\"\x8a\x01\n" +
 	"\vListRequest\x125\n" +
 	"\x05phase\x18\x01 \x01(\x0e2\x1f.stepmux.manager.v1.Build.PhaseR\x05phase\x12\x14\n" +
 	"\x05limit\x18\x02 \x01(\x05R\x05limit\x12\x12\n" +
@@ -3908,10 +3945,11 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x12\n" +
 	"\x04data\x18\x03 \x01(\fR\x04data\"-\n" +
 	"\x13KeepProjectResponse\x12\x16\n" +
-	"\x06wanted\x18\x01 \x01(\x03R\x06wanted\"8\n" +
+	"\x06wanted\x18\x01 \x01(\x03R\x06wanted\"R\n" +
 	"\x10ArtifactsRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
-	"\x05trace\x18\x02 \x01(\bR\x05trace\"'\n" +
+	"\x05trace\x18\x02 \x01(\bR\x05trace\x12\x18\n" +
+	"\aremarks\x18\x03 \x01(\bR\aremarks\"'\n" +
 	"\x11ArtifactsResponse\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\"\x97\x02\n" +
 	"\x0eReserveRequest\x12\x14\n" +
@@ -4039,7 +4077,7 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\x06queued\x10\x01\x12\v\n" +
 	"\arunning\x10\x02\x12\v\n" +
 	"\ablocked\x10\x03\x12\t\n" +
-	"\x05ended\x10\x04\"\xca\x02\n" +
+	"\x05ended\x10\x04\"\xe4\x02\n" +
 	"\vPipelineJob\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04base\x18\x02 \x01(\tR\x04base\x12\x14\n" +
@@ -4052,7 +4090,8 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\bfinished\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\bfinished\x12\x14\n" +
 	"\x05build\x18\n" +
 	" \x01(\tR\x05build\x12\x16\n" +
-	"\x06manual\x18\v \x01(\bR\x06manual\",\n" +
+	"\x06manual\x18\v \x01(\bR\x06manual\x12\x18\n" +
+	"\aremarks\x18\f \x01(\x03R\aremarks\",\n" +
 	"\x14ListPipelinesRequest\x12\x14\n" +
 	"\x05limit\x18\x01 \x01(\x05R\x05limit\"S\n" +
 	"\x15ListPipelinesResponse\x12:\n" +

@@ -74,7 +74,8 @@ type ManagerClient interface {
 	// Its answer has the number of bytes to send: 0 if the manager has the archive. The next requests carry these bytes. A
 	// second answer, after the last byte, confirms that the archive is on disk.
 	KeepProject(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[KeepProjectRequest, KeepProjectResponse], error)
-	// Artifacts streams the archive of a build's artifacts, tar in zstd, or its trace, JSON. The data is untrusted.
+	// Artifacts streams the archive of a build's artifacts, tar in zstd, or its trace, JSON, or its annotations and summary,
+	// JSON as of a job of stepmux pipelines --output json. The data is untrusted.
 	// NOT_FOUND: the build has not ended, it made none, or they are not kept any more.
 	Artifacts(ctx context.Context, in *ArtifactsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ArtifactsResponse], error)
 	// Reserve gives the caller a slot on a VM: a lease. While the caller waits for the slot, answers carry its place in the
@@ -377,7 +378,8 @@ type ManagerServer interface {
 	// Its answer has the number of bytes to send: 0 if the manager has the archive. The next requests carry these bytes. A
 	// second answer, after the last byte, confirms that the archive is on disk.
 	KeepProject(grpc.BidiStreamingServer[KeepProjectRequest, KeepProjectResponse]) error
-	// Artifacts streams the archive of a build's artifacts, tar in zstd, or its trace, JSON. The data is untrusted.
+	// Artifacts streams the archive of a build's artifacts, tar in zstd, or its trace, JSON, or its annotations and summary,
+	// JSON as of a job of stepmux pipelines --output json. The data is untrusted.
 	// NOT_FOUND: the build has not ended, it made none, or they are not kept any more.
 	Artifacts(*ArtifactsRequest, grpc.ServerStreamingServer[ArtifactsResponse]) error
 	// Reserve gives the caller a slot on a VM: a lease. While the caller waits for the slot, answers carry its place in the

@@ -30,7 +30,8 @@ type Result struct {
 	Left     []string `json:"left,omitempty"`
 	// Artifacts is the length of the archive that was kept.
 	Artifacts int64 `json:"artifacts,omitempty"`
-	Trace     int64 `json:"trace,omitempty"` // so of the trace
+	Trace     int64 `json:"trace,omitempty"`   // so of the trace
+	Remarks   int64 `json:"remarks,omitempty"` // and of the annotations and the summary
 }
 
 // Record is the stored state of a build, in the bucket.

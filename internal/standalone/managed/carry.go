@@ -50,6 +50,15 @@ func (Pipelines) Read(asked *pb.SubmitPipelineRequest) (manager.Planned, error) 
 	return to, nil
 }
 
+// Remarks implements manager.Pipelines.
+func (Pipelines) Remarks(text []byte) ([]byte, error) {
+	t, err := trace.Parse(text)
+	if err != nil {
+		return nil, err
+	}
+	return whole.RemarksText(standalone.ReportOf(t))
+}
+
 // planned implements manager.Planned.
 type planned struct {
 	pipeline *whole.Pipeline
@@ -410,6 +419,7 @@ func (e executor) request(ctx context.Context, a *carry.Attempt) (*pb.SubmitRequ
 	}
 	req.Pipeline = &pb.PipelineBuild{
 		AfterSuccess: unique(a.PatternsAfter(true)), AfterFailure: unique(a.PatternsAfter(false)),
+		Remarks: a.Source.Kind == trace.FromGitHub,
 	}
 	if err := e.contain(a, req.GetPipeline()); err != nil {
 		return nil, err

@@ -19,39 +19,94 @@ const (
 	maxSummary, maxSummaries = 1 << 20, 64 << 20
 )
 
-// remarks are the annotations and the summary of a job.
+// remarks are the annotations and the summary of a job, bounded.
 type remarks struct {
-	annotations []annotation.Annotation
-	summary     string
+	Annotations []annotation.Annotation `json:"annotations,omitempty"`
+	Summary     string                  `json:"summary,omitempty"`
+	// Left are lines about those that are left out.
+	Left []string `json:"left,omitempty"`
 }
 
-// remarks returns the remarks of an attempt of a job. It says which of them are left out.
-func (c *carrier) remarks(node int, report *standalone.Report) (r remarks) {
-	r.annotations, r.summary = report.Remarks()
-	say := c.teller(node)
-	if n := len(r.annotations); n > maxAnnotations {
-		say(fmt.Sprintf("the report has the first %d of its %d annotations", maxAnnotations, n))
-		r.annotations = r.annotations[:maxAnnotations]
+// RemarksText returns the annotations and the summary of a job in JSON, for AddRemarks. It is nil without any.
+func RemarksText(report *standalone.Report) ([]byte, error) {
+	r := remarksOf(report)
+	if len(r.Annotations) == 0 && r.Summary == "" && len(r.Left) == 0 {
+		return nil, nil
 	}
-	if n := len(r.summary); n > maxSummary {
-		say(fmt.Sprintf("its summary is left out: it has %d bytes, the limit is %d", n, maxSummary))
-		r.summary = ""
+	return json.Marshal(r)
+}
+
+// remarksOf returns the remarks of an attempt of a job.
+func remarksOf(report *standalone.Report) (r remarks) {
+	r.Annotations, r.Summary = report.Remarks()
+	if n := len(r.Annotations); n > maxAnnotations {
+		r.Left = append(r.Left, fmt.Sprintf("the report has the first %d of its %d annotations", maxAnnotations, n))
+		r.Annotations = r.Annotations[:maxAnnotations]
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	earlier := &c.done[node].remarks // of an attempt before this one
-	c.annotated, c.summarized = c.annotated-len(earlier.annotations), c.summarized-len(earlier.summary)
-	if c.annotated += len(r.annotations); c.annotated > maxRemarks {
-		say(fmt.Sprintf("its annotations are left out: the jobs have more than %d", maxRemarks))
-		c.annotated -= len(r.annotations)
-		r.annotations = nil
-	}
-	if c.summarized += len(r.summary); c.summarized > maxSummaries {
-		say(fmt.Sprintf("its summary is left out: those of all jobs have more than %d MiB", maxSummaries>>20))
-		c.summarized -= len(r.summary)
-		r.summary = ""
+	if n := len(r.Summary); n > maxSummary {
+		r.Left = append(r.Left, fmt.Sprintf("its summary is left out: it has %d bytes, the limit is %d", n, maxSummary))
+		r.Summary = ""
 	}
 	return r
+}
+
+// tally has the sizes of the remarks of all jobs of a run.
+type tally struct{ annotations, summaries int }
+
+// add adds the remarks of a job. It takes out, and says so, those for which there is no room.
+func (t *tally) add(r *remarks) {
+	if t.annotations += len(r.Annotations); t.annotations > maxRemarks {
+		r.Left = append(r.Left, fmt.Sprintf("its annotations are left out: the jobs have more than %d", maxRemarks))
+		t.annotations -= len(r.Annotations)
+		r.Annotations = nil
+	}
+	if t.summaries += len(r.Summary); t.summaries > maxSummaries {
+		r.Left = append(r.Left,
+			fmt.Sprintf("its summary is left out: those of all jobs have more than %d MiB", maxSummaries>>20))
+		t.summaries -= len(r.Summary)
+		r.Summary = ""
+	}
+}
+
+// drop takes out the remarks of a job.
+func (t *tally) drop(r *remarks) {
+	t.annotations, t.summaries = t.annotations-len(r.Annotations), t.summaries-len(r.Summary)
+}
+
+// remarks returns the remarks of an attempt of a job, and tells of those that are left out.
+func (c *carrier) remarks(node int, report *standalone.Report) remarks {
+	r := remarksOf(report)
+	c.mu.Lock()
+	c.tally.drop(&c.done[node].remarks) // of an attempt before this one
+	c.tally.add(&r)
+	c.mu.Unlock()
+	for _, text := range r.Left {
+		c.teller(node)(text)
+	}
+	return r
+}
+
+// AddRemarks adds annotations and summaries to a report without any. find returns the text of RemarksText of a job, or
+// nil. tell is called for those that are left out.
+func (r *Report) AddRemarks(find func(job string) ([]byte, error), tell func(text string)) error {
+	var all tally
+	for i := range r.Jobs {
+		j := &r.Jobs[i]
+		text, err := find(j.Name)
+		var its remarks
+		if err == nil && text != nil {
+			err = json.Unmarshal(text, &its)
+		}
+		if err != nil {
+			return fmt.Errorf("get the annotations of the job %.160q: %w", j.Name, err)
+		}
+		all.add(&its)
+		for _, line := range its.Left {
+			tell(j.Name + ": " + line)
+		}
+		j.Annotations, j.Summary = its.Annotations, its.Summary
+	}
+	return nil
 }
 
 // Remark is an annotation of a job.

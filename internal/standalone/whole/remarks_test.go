@@ -69,21 +69,23 @@ func TestRemarksOfAllJobsAreBounded(t *testing.T) {
 		}}
 	}
 	got := c.remarks(0, report(maxAnnotations+1, maxSummary))
-	require.Len(t, got.annotations, maxAnnotations)
-	require.Empty(t, got.summary, "a line break comes to it")
+	require.Len(t, got.Annotations, maxAnnotations)
+	require.Empty(t, got.Summary, "a line break comes to it")
 	require.Equal(t, []string{
 		"a: the report has the first 1000 of its 1001 annotations",
 		"a: its summary is left out: it has 1048577 bytes, the limit is 1048576",
 	}, said)
 
-	said, c.annotated, c.summarized = nil, maxRemarks-10, maxSummaries-10
+	said, c.tally = nil, tally{maxRemarks - 10, maxSummaries - 10}
 	c.done[1].remarks = c.remarks(1, report(10, 9))
-	require.Len(t, c.done[1].annotations, 10)
+	require.Len(t, c.done[1].Annotations, 10)
 	c.done[1].remarks = c.remarks(1, report(5, 5)) // another attempt
-	require.Equal(t, maxRemarks-5, c.annotated)
-	require.Equal(t, maxSummaries-4, c.summarized)
+	require.Equal(t, maxRemarks-5, c.tally.annotations)
+	require.Equal(t, maxSummaries-4, c.tally.summaries)
 	require.Empty(t, said)
-	require.Equal(t, remarks{}, c.remarks(0, report(6, 6)))
+	got = c.remarks(0, report(6, 6))
+	require.Empty(t, got.Annotations)
+	require.Empty(t, got.Summary)
 	require.Equal(t, []string{
 		"a: its annotations are left out: the jobs have more than 20000",
 		"a: its summary is left out: those of all jobs have more than 64 MiB",

@@ -132,7 +132,7 @@ func (c *carrier) jobReport(run *pipeline.Progress, node int) JobReport {
 		return r
 	}
 	r.Attempts = s.Attempt
-	r.Annotations, r.Summary = c.done[node].annotations, c.done[node].summary
+	r.Annotations, r.Summary = c.done[node].Annotations, c.done[node].Summary
 	if r.Started, r.Finished = c.done[node].began, s.Ended; j.Trigger != nil {
 		r.Started = s.Began // it has no slot
 	}

@@ -96,9 +96,8 @@ type runner struct {
 	told    map[string]bool // notices
 	passing []string        // jobs whose artifacts end with the run
 	jobs    int             // of the run, also of child pipelines
-	// annotated and summarized are the sizes of the remarks of all jobs.
-	annotated, summarized int
-	reports               map[string]*Report // of child pipelines, by the names of the jobs that started them
+	tally   tally
+	reports map[string]*Report // of child pipelines, by the names of the jobs that started them
 }
 
 // Run runs the pipeline to its end. When ctx ends, jobs get SIGTERM, their grace and SIGKILL, and no others start. When
