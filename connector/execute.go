@@ -85,6 +85,8 @@ type Job struct {
 	Stderr io.Writer
 	// Image is the digest of the container image in which the step runner runs, for the job's trace. May be empty.
 	Image string
+	// Containers describes the containers of the build to a job of a workflow: properties of its context job. May be nil.
+	Containers map[string]any
 	// Trace receives the job's trace, as JSON, once the job has ended for any reason, in one write after the other.
 	// If a write takes longer than Config.LogTimeout, or the build ends during it, the trace is cut off and OnTrace
 	// gets an error. If nil, no trace is made.

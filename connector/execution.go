@@ -50,7 +50,8 @@ type execution struct {
 // submit delivers the job. The step runner runs a job that is sent twice once, so a call that broke is repeated.
 func (e *execution) submit(ctx, calls context.Context) error {
 	req := &pb.RunRequest{
-		Id: e.job.ID, WorkDir: e.job.WorkDir, Job: e.job.Job, Trace: e.job.Trace != nil, Image: e.job.Image,
+		Id: e.job.ID, WorkDir: e.job.WorkDir, Job: withContainers(e.job.Job, e.job.Containers),
+		Trace: e.job.Trace != nil, Image: e.job.Image,
 	}
 	return deliver(ctx, calls, e.patience, req, func(ctx context.Context) error {
 		again := *e.stays

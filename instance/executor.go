@@ -335,7 +335,7 @@ func (e *Executor) Execute(ctx context.Context, job connector.Job) (err error) {
 	}
 	if e.box != nil {
 		job.Job = stepmuxv1.PassingAll().With(job.Job)
-		job.Image = e.box.place.Image()
+		job.Image, job.Containers = e.box.place.Image(), e.box.place.Containers()
 	}
 	job.Resumed = e.resumed
 	stop := e.watchProbe(s, &job)

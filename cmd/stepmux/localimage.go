@@ -215,7 +215,7 @@ func (f *localFlags) runContained(
 	if _, err := b.Connect(alive); err != nil {
 		return nil, c.Explain(alive, err)
 	}
-	job := connector.Job{Job: f.jobOf(j, text, cfg), WorkDir: cfg.WorkDir, Image: c.Image()}
+	job := connector.Job{Job: f.jobOf(j, text, cfg), WorkDir: cfg.WorkDir, Image: c.Image(), Containers: c.Containers()}
 	report, err = f.executeContained(ctx, b, c, job, cfg)
 	if d.own {
 		giveBack(alive, b, id, cfg.WorkDir, show)

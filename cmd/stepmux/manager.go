@@ -164,7 +164,7 @@ func newManagerCommand() *cobra.Command {
 	fl.StringVar(&f.logs, "keep-logs", "10g",
 		"largest size of all logs in `BYTES`, such as 500m or 10g; the oldest are removed first")
 	fl.StringVar(&f.files, "keep-files", "10g", "largest size in `BYTES` of all projects that builds need, and of all "+
-		"artifacts and traces; those of the oldest builds are removed first")
+		"artifacts, traces and annotations; those of the oldest builds are removed first")
 	fl.StringSliceVar(&f.nats.URLs, "nats", nil, "keep queue, builds and logs in the NATS cluster with the server `URL`, "+
 		"and share the VMs with its other managers; repeatable, or separated by commas (default: the state directory)")
 	fl.StringVar(&f.nats.Creds, "nats-creds", "", "`FILE` with credentials for --nats")

@@ -23,6 +23,8 @@ type Place interface {
 	Configure(cfg *connector.Config)
 	// Image returns the image's digest or, if that is not known, its name.
 	Image() string
+	// Containers describes the containers to the job, for connector.Job.
+	Containers() map[string]any
 	// Explain adds to an error of the Connector the reason why the place has ended, if that is the error's cause. ctx
 	// bounds the wait for it.
 	Explain(ctx context.Context, err error) error

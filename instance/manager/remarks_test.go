@@ -100,5 +100,6 @@ func TestAJobWhoseAnnotationsCannotBeKeptSaysSoInItsLog(t *testing.T) {
 	p := m.restOf(id)
 	require.Equal(t, "j success", jobsOf(p))
 	require.Zero(t, p.GetJobs()[0].GetRemarks())
-	require.Contains(t, m.logOf(p, "j"), "step runner: there is no report of annotations and of a summary: fetch trace: open "+dir)
+	require.Contains(t, m.logOf(p, "j"),
+		"step runner: there is no report of annotations and of a summary: fetch trace: open "+dir)
 }

@@ -89,7 +89,7 @@ func (w *Workflow) find(j *action.Job) (*called, error) {
 func (w *Workflow) read(of action.Uses) *called {
 	c := &called{src: w.src}
 	c.src.Name, c.src.Inputs = of.Path, nil
-	if c.src.Text, c.err = w.text(of); c.err != nil {
+	if c.src.Text, c.src.commit, c.err = w.text(of); c.err != nil {
 		return c
 	}
 	if of.Repository != "" {
@@ -99,33 +99,48 @@ func (w *Workflow) read(of action.Uses) *called {
 	return c
 }
 
-// text returns the text of a workflow that is called.
-func (w *Workflow) text(of action.Uses) ([]byte, error) {
-	if w.src.Answers != nil {
-		return w.src.Answers.Read(of.Text, func() ([]byte, error) { return w.open(of) })
+// text returns the text of a workflow that is called, and the commit of its repository.
+func (w *Workflow) text(of action.Uses) (text []byte, commit string, err error) {
+	ask := func() (text []byte, err error) {
+		text, commit, err = w.open(of)
+		return text, err
 	}
-	return w.open(of)
+	if w.src.Answers == nil {
+		text, err = ask()
+		return text, commit, err
+	}
+	if text, err = w.src.Answers.Read(of.Text, ask); err != nil || of.Repository == "" {
+		return text, "", err
+	}
+	known, err := w.src.Answers.Read(of.Text+commitMark, func() ([]byte, error) { return []byte(commit), nil })
+	if err != nil { // an older program has submitted the pipeline
+		known = nil
+	}
+	return text, string(known), nil
 }
 
+// commitMark, after the reference of a workflow, names the answer with the commit.
+const commitMark = " commit"
+
 // open reads a workflow that is called.
-func (w *Workflow) open(of action.Uses) ([]byte, error) {
+func (w *Workflow) open(of action.Uses) (text []byte, commit string, err error) {
 	dir := w.src.WorkDir
 	if url := of.URL(); url != "" {
 		if w.src.Fetch == nil {
-			return nil, fmt.Errorf("the workflow %.160s is not fetched here", of.Text)
+			return nil, "", fmt.Errorf("the workflow %.160s is not fetched here", of.Text)
 		}
-		fetched, release, err := w.src.Fetch(of)
+		fetched, sum, release, err := w.src.Fetch(of)
 		if err != nil {
-			return nil, fmt.Errorf("fetch the workflow %.160s: %w", of.Text, err)
+			return nil, "", fmt.Errorf("fetch the workflow %.160s: %w", of.Text, err)
 		}
 		defer release()
-		dir = fetched
+		dir, commit = fetched, sum
 	}
-	text, err := readBelow(dir, of.Path)
+	text, err = readBelow(dir, of.Path)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("there is no workflow %.160s", of.Text)
+		return nil, "", fmt.Errorf("there is no workflow %.160s", of.Text)
 	}
-	return text, err
+	return text, commit, err
 }
 
 // Call returns the workflow that a build of a job calls, with the values that the build gives to it.

@@ -51,9 +51,14 @@ func gitHubVars(src Source, inputs map[string]any) ([]engine.Variable, error) {
 		set("GITHUB_ACTOR", actor())
 		set("GITHUB_TRIGGERING_ACTOR", variable(vars, "GITHUB_ACTOR"))
 	}
+	of := func() []engine.Variable { // the ref may be that of the event
+		ref, _ := action.Identity(src.Name, "", "", vars)["workflow_ref"].(string)
+		set("GITHUB_WORKFLOW_REF", ref)
+		return vars
+	}
 	if src.Event == "" && len(inputs) == 0 || variable(vars, eventVariable) != "" {
 		set(eventNameVariable, src.Event)
-		return vars, nil
+		return of(), nil
 	}
 	payload, err := readPayload(src.Payload)
 	if err != nil {
@@ -84,7 +89,7 @@ func gitHubVars(src Source, inputs map[string]any) ([]engine.Variable, error) {
 		return nil, fmt.Errorf("%s: describe the event: %w", src.Name, err)
 	}
 	set(eventVariable, string(made))
-	return vars, nil
+	return of(), nil
 }
 
 // CheckPayload returns an error if the payload of an event is no JSON object.

@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/action"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/lang"
@@ -87,14 +89,23 @@ func gitHubJob(src Source, job *action.Job, run gitHubRun) (*Job, error) {
 		inputs["locked"] = locked
 	}
 	given := Given{Config: engine.Config{Vars: src.Vars}}
+	context := action.Identity(src.Name, src.Repository, src.commit, src.Vars)
 	if src.InContainer {
 		inputs["in_container"] = true
-		var err error
-		given.Container, given.Env, given.Notices, err = job.Container(run.matrix, run.inputs, run.needs, src.Vars)
+		boxes, err := job.Container(run.matrix, run.inputs, run.needs, src.Vars)
 		if err != nil {
 			return nil, err
 		}
+		given.Container, given.Env, given.Notices = boxes.Text, boxes.Env, boxes.Notes
+		if len(boxes.Services) > 0 {
+			context["services"] = boxes.Services
+		}
 	}
+	text, err := json.Marshal(context)
+	if err != nil {
+		return nil, fmt.Errorf("the context job: %w", err)
+	}
+	given.Vars = append(slices.Clip(given.Vars), engine.Variable{Key: stepmuxv1.JobContext, Value: string(text)})
 	steps, err := json.Marshal([]any{map[string]any{
 		"name": stepName(job.Name), "step": "builtin://" + lang.GitHubJobStep, "inputs": inputs,
 	}})

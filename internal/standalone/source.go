@@ -88,10 +88,11 @@ type Source struct {
 	Ignored func() ([]string, error)
 	// Repository is the owner/name@revision that the text of a workflow comes from. It is empty for the project.
 	Repository string
-	lock       lock // of the project's actions
-	// Fetch fetches the repository of a workflow that is called, and returns its directory and a function that releases
-	// it. If nil, such a workflow is an error.
-	Fetch func(of action.Uses) (dir string, release func(), err error)
+	commit     string // of the Repository, if it is known
+	lock       lock   // of the project's actions
+	// Fetch fetches the repository of a workflow that is called, and returns its directory, its commit, and a function
+	// that releases it. If nil, such a workflow is an error.
+	Fetch func(of action.Uses) (dir, commit string, release func(), err error)
 	// Notices come before the notices of the job.
 	Notices []string
 	// Elsewhere says that the job does not run in WorkDir, but in a directory that is not known yet.

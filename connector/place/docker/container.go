@@ -16,6 +16,7 @@ import (
 
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/mount"
+	"github.com/moby/moby/api/types/network"
 	"github.com/moby/moby/client"
 
 	"github.com/stepmux/stepmux/connector"
@@ -347,6 +348,21 @@ func (c *Container) Configure(cfg *connector.Config) {
 
 // Image returns the image's digest: NAME@DIGEST if a registry has it, else the daemon's own.
 func (c *Container) Image() string { return cmp.Or(c.image.digest, c.image.id) }
+
+// Containers implements place.Place. The network of a container that was there already is not known.
+func (c *Container) Containers() map[string]any {
+	in := c.network
+	if c.entered == "" {
+		in = cmp.Or(in, c.cfg.Spec.Network, network.NetworkBridge)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	services := map[string]string{}
+	for _, s := range c.services {
+		services[s.Host()] = s.id
+	}
+	return place.Describe(c.At(), in, services)
+}
 
 // labels mark an object of the build, made from an image.
 func (c *Container) labels(image string) map[string]string {

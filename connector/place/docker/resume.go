@@ -9,6 +9,8 @@ import (
 
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
+
+	"github.com/stepmux/stepmux/connector/place"
 )
 
 // At names the container to Attach, in another process.
@@ -77,7 +79,7 @@ func (c *Container) attach(ctx context.Context, at string) error {
 	return nil
 }
 
-// findServices finds the services of the build, for Close.
+// findServices finds the services of the build.
 func (c *Container) findServices(ctx context.Context) error {
 	if len(c.cfg.Spec.Services) == 0 {
 		return nil
@@ -92,7 +94,8 @@ func (c *Container) findServices(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for i := range found.Items {
-		c.services = append(c.services, &service{id: found.Items[i].ID})
+		one := &found.Items[i]
+		c.services = append(c.services, &service{place.Service{Alias: one.Labels[labelService]}, one.ID})
 	}
 	return nil
 }

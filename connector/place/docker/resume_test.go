@@ -51,7 +51,7 @@ func TestABuildInAContainerGoesOnInAnotherProcess(t *testing.T) {
 				return b
 			}
 			b := connectTo(first, first, "")
-			place, socket := first.At(), b.Socket()
+			place, socket, about := first.At(), b.Socket(), first.Containers()
 			there := d.Containers(t)
 			b.Leave()
 			first.Leave()
@@ -65,6 +65,7 @@ func TestABuildInAContainerGoesOnInAnotherProcess(t *testing.T) {
 			require.NoError(t, err)
 			t.Cleanup(func() { _ = second.Close(context.Background()) }) // as above
 			require.Equal(t, first.Image(), second.Image())
+			require.Equal(t, about, second.Containers(), "else the job would be another one")
 			b = connectTo(second, link, socket)
 			var log bytes.Buffer
 			script := "echo here; exit 3"

@@ -373,6 +373,15 @@ func (p *Pod) Image() string {
 	return foreignText(cmp.Or(p.seen.container(buildName).ImageID, p.cfg.Spec.Image))
 }
 
+// Containers implements place.Place, as the kubelet reports them. A pod has no network with a name. A service has no
+// ID that stays: its container may start again, and the next manager describes the same job.
+func (p *Pod) Containers() map[string]any {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, id, _ := strings.Cut(foreignText(p.seen.container(buildName).ContainerID), "://")
+	return place.Describe(id, "", nil)
+}
+
 // Explain implements place.Place. It also tells that the pod is being deleted.
 func (p *Pod) Explain(ctx context.Context, err error) error {
 	// A pod ends its processes first.

@@ -699,7 +699,8 @@ func TestABuildGoesOnInAnotherProcess(t *testing.T) {
 	require.NoError(t, err)
 	secret := strings.Repeat("s", 43)
 	first := connect(t, s, p, func(c *connector.Config) { c.Secret = secret })
-	at, socket := p.At(), first.Socket()
+	at, socket, about := p.At(), first.Socket(), p.Containers()
+	require.Equal(t, map[string]any{"container": map[string]any{"id": "c-build", "network": ""}}, about)
 	first.Leave()
 	p.Leave()
 	require.NoError(t, first.Close(t.Context()))
@@ -709,6 +710,7 @@ func TestABuildGoesOnInAnotherProcess(t *testing.T) {
 	again := kubernetes.Config{Config: place.Config{BuildID: "b1"}, Cluster: cfg.Cluster}
 	p, err = kubernetes.Attach(t.Context(), again, at)
 	require.NoError(t, err)
+	require.Equal(t, about, p.Containers())
 	second := connect(t, s, p, func(c *connector.Config) { c.Secret, c.Attach = secret, socket })
 	var log bytes.Buffer
 	result, err := second.Execute(

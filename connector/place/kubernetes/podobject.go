@@ -36,9 +36,9 @@ type object struct {
 
 // containerStatus is the state of one container.
 type containerStatus struct {
-	Name, ImageID string
-	Ready         bool
-	State         struct {
+	Name, ImageID, ContainerID string
+	Ready                      bool
+	State                      struct {
 		Waiting    *waiting
 		Running    *struct{}
 		Terminated *termination

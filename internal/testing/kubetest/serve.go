@@ -181,7 +181,8 @@ func Status(phase, container, state string, about Object) Object {
 		kind = "initContainerStatuses"
 	}
 	return Object{"phase": phase, kind: []any{Object{
-		"name": container, "imageID": "registry.test/image@sha256:0", "state": Object{state: about},
+		"name": container, "imageID": "registry.test/image@sha256:0", "containerID": "test://c-" + container,
+		"state": Object{state: about},
 	}}}
 }
 

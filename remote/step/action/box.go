@@ -21,6 +21,7 @@ type box struct {
 	image     setting
 	env       []setting
 	options   setting      // flags of docker create
+	ports     []setting    // of a service
 	ignored   []*yaml.Node // keys that have no effect
 }
 
@@ -29,7 +30,7 @@ var boxKeys = map[string]string{
 	"command":     "that of the image is used",
 	"credentials": "the login for a registry is that of this user's ~/.docker/config.json",
 	"entrypoint":  "that of the image is used",
-	"ports":       "all containers of the job are in one network, where a service has its name",
+	"ports":       "all containers of the job are in one network: reach a service by its name, at the port of its image",
 	"volumes":     "--volume gives the job directories of this machine",
 }
 
@@ -52,6 +53,11 @@ func (r *reader) box(p yamltree.Entry, isService bool) box {
 		case "options":
 			b.options = setting{part.Key, r.text(part.Value, part.Key), part.Value.Line}
 		default:
+			if n := r.Value(part.Value); part.Key == "ports" && n.Kind == yaml.SequenceNode {
+				for _, port := range n.Content {
+					b.ports = append(b.ports, setting{part.Key, r.text(port, part.Key), port.Line})
+				}
+			}
 			b.ignored = append(b.ignored, part.At)
 		}
 	}
@@ -100,13 +106,23 @@ func (j *Job) boxNotes(inContainer bool) (notes []string) {
 	return notes
 }
 
-// Container returns the container of the job and its services as YAML, with the keys image and services of a
-// .gitlab-ci.yml. The text is empty if the job has neither. env is the environment of its container. Expressions can
-// use the values of matrix, of the workflow's inputs and of the context needs, the job's env, and the variables. notes
-// are about options that have no effect.
+// Boxes are the container of a job and its services.
+type Boxes struct {
+	// Text describes them as YAML, with the keys image and services of a .gitlab-ci.yml. It is empty without any.
+	Text []byte
+	// Env is the environment of the job's container.
+	Env map[string]string
+	// Services has the services with ports, for the context job: each port is reached at the name of its service.
+	Services map[string]any
+	// Notes are about options that have no effect.
+	Notes []string
+}
+
+// Container returns the container of the job and its services. Expressions can use the values of matrix, of the
+// workflow's inputs and of the context needs, the job's env, and the variables.
 func (j *Job) Container(
 	matrix, inputs, needs map[string]any, vars []engine.Variable,
-) (text []byte, env map[string]string, notes []string, err error) {
+) (made Boxes, err error) {
 	l := &boxLanguage{file: j.file, scope: j.scope(matrix, inputs, vars)}
 	l.scope.Values["needs"] = expression.New(needs)
 	if slices.ContainsFunc(j.boxes, box.usesEnv) { // where the job runs it has more contexts
@@ -114,6 +130,7 @@ func (j *Job) Container(
 	}
 	top := map[string]any{}
 	var services []any
+	made.Services = map[string]any{}
 	for _, b := range j.boxes {
 		for _, c := range l.containers(b) {
 			image := strings.TrimPrefix(c.image, "docker://")
@@ -123,26 +140,25 @@ func (j *Job) Container(
 			o := boxOptions{isService: b.isService, env: c.env, keys: map[string]any{"name": image}}
 			l.fail(b.line, o.read(c.options))
 			for _, flag := range o.ignored {
-				notes = append(notes, fmt.Sprintf("%s:%d: the option %.64s of %.64s has no effect", j.file, b.line, flag, c.name))
+				made.Notes = append(made.Notes,
+					fmt.Sprintf("%s:%d: the option %.64s of %.64s has no effect", j.file, b.line, flag, c.name))
 			}
 			if b.isService {
 				o.keys["alias"], o.keys["variables"] = c.name, c.env
 				services = append(services, o.keys)
+				made.Services[c.name] = map[string]any{"ports": c.ports}
 			} else {
-				top["image"], env = o.keys, c.env
+				top["image"], made.Env = o.keys, c.env
 			}
 		}
 	}
 	if services != nil {
 		top["services"] = services
 	}
-	if l.err != nil || len(top) == 0 {
-		return nil, nil, notes, l.err
+	if err = l.err; err == nil && len(top) > 0 {
+		made.Text, err = yaml.Marshal(top)
 	}
-	if text, err = yaml.Marshal(top); err != nil {
-		return nil, nil, nil, fmt.Errorf("%s: describe the container: %w", j.file, err)
-	}
-	return text, env, notes, nil
+	return made, err
 }
 
 // scope returns the contexts that the container of a job, and keys of the job itself, can use.
@@ -177,7 +193,15 @@ type boxLanguage struct {
 // container is a box after the evaluation of its texts.
 type container struct {
 	name, image, options string
-	env                  map[string]string
+	env, ports           map[string]string
+}
+
+// addPort adds a port of the image, which the job reaches by that number: text is as in docker create --publish.
+func (c *container) addPort(text string) {
+	port, _, _ := strings.Cut(text[strings.LastIndexByte(text, ':')+1:], "/")
+	if port != "" {
+		c.ports[port] = port
+	}
 }
 
 // containers evaluates a box: a single container, or all services.
@@ -197,7 +221,10 @@ func (l *boxLanguage) containers(b box) (list []container) {
 
 // container returns the container that v describes: the name of its image, or a mapping. b has its other texts.
 func (l *boxLanguage) container(b box, name string, v expression.Value) container {
-	c := container{name: name, env: l.texts(b.env), options: l.value(b.options).Text()}
+	c := container{name: name, env: l.texts(b.env), ports: map[string]string{}, options: l.value(b.options).Text()}
+	for _, port := range b.ports {
+		c.addPort(l.value(port).Text())
+	}
 	if kind := v.Kind(); kind != "Object" {
 		if kind == "Array" {
 			l.fail(b.line, fmt.Errorf("%.64s must be an image or a mapping, and the value of its expression is an Array", name))
@@ -211,6 +238,11 @@ func (l *boxLanguage) container(b box, name string, v expression.Value) containe
 			c.image = value.Text()
 		case "options":
 			c.options = value.Text()
+		case "ports":
+			list, _ := value.Any().([]any)
+			for _, port := range list {
+				c.addPort(expression.New(port).Text())
+			}
 		case "env":
 			set, err := setting{line: b.line}.evaluated(value, name+": env")
 			l.fail(b.line, err)

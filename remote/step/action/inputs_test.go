@@ -74,7 +74,7 @@ func TestJobOfAWorkflowReadsItsInputs(t *testing.T) {
 	require.Equal(t, "debug\n", tr.log.String())
 	j, err := ReadJob("w.yml", []byte("jobs: {a: {container: 'x:${{ inputs.level }}', steps: [{run: x}]}}"), "")
 	require.NoError(t, err)
-	box, _, _, err := j.Container(nil, map[string]any{"level": "debug"}, nil, nil)
+	box, err := j.Container(nil, map[string]any{"level": "debug"}, nil, nil)
 	require.NoError(t, err)
-	require.YAMLEq(t, "{image: {name: 'x:debug'}}", string(box))
+	require.YAMLEq(t, "{image: {name: 'x:debug'}}", string(box.Text))
 }

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/stepmux/stepmux/internal/sortedkeys"
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/action/expression"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/lang"
@@ -408,9 +409,9 @@ func (l *list) stepsValue() expression.Value {
 // scope returns the contexts and functions for the expressions in text; knownNames has their names. env is added to the
 // context env.
 func (l *list) scope(text string, env map[string]string) expression.Scope {
-	github := maps.Clone(l.github)
+	github, lower := maps.Clone(l.github), strings.ToLower(text)
 	github["token"] = expression.String("")
-	if strings.Contains(strings.ToLower(text), "token") { // expressions get only the variables that they can name
+	if strings.Contains(lower, "token") { // expressions get only the variables that they can name
 		github["token"] = expression.String(l.variable("GITHUB_TOKEN"))
 	}
 	if l.action != nil {
@@ -427,7 +428,7 @@ func (l *list) scope(text string, env map[string]string) expression.Scope {
 		"github": expression.Object(github), "runner": expression.Texts(l.runner()),
 		"env":    expression.Texts(l.environ(l.env, env)),
 		"inputs": l.inputs, "steps": l.stepsValue(), "matrix": l.matrix, "needs": l.needs, "strategy": l.strategy,
-		"job": expression.Object(map[string]expression.Value{"status": expression.String(l.jobStatus())}),
+		"job": l.jobContext(lower),
 	}}
 	if l.action == nil {
 		secrets, vars := l.variableContexts(text)
@@ -455,6 +456,18 @@ func (l *list) scope(text string, env map[string]string) expression.Scope {
 	return s
 }
 
+// jobContext returns the context job for the expressions in a text in lower case.
+func (l *list) jobContext(text string) expression.Value {
+	all := map[string]expression.Value{}
+	if strings.Contains(text, "job") {
+		for name, value := range fromJSON(l.variable(pb.JobContext)).Properties() {
+			all[name] = value
+		}
+	}
+	all["status"] = expression.String(l.jobStatus())
+	return expression.Object(all)
+}
+
 // variableContexts returns the contexts secrets and vars: the masked job variables, and the others. Variables whose
 // names stand in text count as read.
 func (l *list) variableContexts(text string) (secrets, vars expression.Value) {
@@ -468,7 +481,7 @@ func (l *list) variableContexts(text string) (secrets, vars expression.Value) {
 	}
 	hidden, open := map[string]string{}, map[string]string{}
 	for _, name := range sortedkeys.Of(l.vars) {
-		if !all && !strings.Contains(lower, strings.ToLower(name)) {
+		if name == pb.JobContext || !all && !strings.Contains(lower, strings.ToLower(name)) {
 			continue
 		}
 		l.call.Reading(name)

@@ -165,26 +165,27 @@ jobs:
 `
 	matrix := map[string]any{
 		"box":      `{"image":"docker://node:24","env":{"LEVEL":2},"options":"--cpus 1"}`,
-		"services": `{"db":"postgres:17","cache":{"image":"redis","env":{"A":"b"}},"off":{"image":""}}`,
+		"services": `{"db":"postgres:17","cache":{"image":"redis","env":{"A":"b"},"ports":[6379]},"off":{"image":""}}`,
 	}
 	j, err := ReadJob("w.yml", []byte(text), "a")
 	require.NoError(t, err)
-	made, env, _, err := j.Container(matrix, nil, nil, nil)
+	made, err := j.Container(matrix, nil, nil, nil)
 	require.NoError(t, err)
 	require.YAMLEq(t, `{image: {name: "node:24"}, services: [
-		{name: "postgres:17", alias: db, variables: {}}, {name: redis, alias: cache, variables: {A: b}}]}`, string(made))
-	require.Equal(t, map[string]string{"LEVEL": "2"}, env)
+		{name: "postgres:17", alias: db, variables: {}}, {name: redis, alias: cache, variables: {A: b}}]}`, string(made.Text))
+	require.Equal(t, map[string]string{"LEVEL": "2"}, made.Env)
+	require.Equal(t, map[string]any{"ports": map[string]string{"6379": "6379"}}, made.Services["cache"])
 	var notes strings.Builder
 	require.NoError(t, j.writeNotes(&notes, true, false))
 	require.Contains(t, notes.String(), "note: w.yml:5: the services are not started: --in-image")
 
 	j, err = ReadJob("w.yml", []byte(text), "b")
 	require.NoError(t, err)
-	made, env, _, err = j.Container(matrix, nil, nil, nil)
+	made, err = j.Container(matrix, nil, nil, nil)
 	require.NoError(t, err)
 	require.YAMLEq(t, `{image: {name: x}, services: [{name: "node:24", alias: db, variables: {LEVEL: "2"}}]}`,
-		string(made))
-	require.Equal(t, map[string]string{"A": "1"}, env)
+		string(made.Text))
+	require.Equal(t, map[string]string{"A": "1"}, made.Env)
 
 	for services, want := range map[string]string{
 		`[1]`:                            "w.yml:5: services must be a mapping, and the value",
@@ -196,7 +197,7 @@ jobs:
 		matrix["services"] = services
 		j, err := ReadJob("w.yml", []byte(text), "a")
 		require.NoError(t, err)
-		_, _, _, err = j.Container(matrix, nil, nil, nil)
+		_, err = j.Container(matrix, nil, nil, nil)
 		require.ErrorContains(t, err, want)
 	}
 	_, err = ReadJob("w.yml", []byte(strings.Replace(text, "fromJSON(matrix.services)", "nope.x", 1)), "a")

@@ -233,15 +233,15 @@ func TestContainerOfAJobSeesTheJobsEnv(t *testing.T) {
 	vars := []engine.Variable{{Key: "GITHUB_EVENT", Value: `{"inputs": {"level": "{\"name\": \"low\"}"}}`}}
 	j, err := ReadJob("w.yml", []byte(text), "")
 	require.NoError(t, err)
-	_, env, _, err := j.Container(nil, nil, nil, vars)
+	made, err := j.Container(nil, nil, nil, vars)
 	require.NoError(t, err)
-	require.Equal(t, map[string]string{"LEVEL": "low"}, env)
+	require.Equal(t, map[string]string{"LEVEL": "low"}, made.Env)
 
 	j, err = ReadJob("w.yml", []byte("jobs: {a: {env: {A: '${{ runner.temp }}'}, container: x, steps: [{run: x}]}}"), "")
 	require.NoError(t, err)
-	made, _, _, err := j.Container(nil, nil, nil, nil)
+	made, err = j.Container(nil, nil, nil, nil)
 	require.NoError(t, err)
-	require.YAMLEq(t, "image: {name: x}", string(made))
+	require.YAMLEq(t, "image: {name: x}", string(made.Text))
 }
 
 func TestContainerOfAJobHasItsExpressionsEvaluated(t *testing.T) {
@@ -253,7 +253,7 @@ jobs:
       env: {LEVEL: "${{ vars.LEVEL }}", TOKEN: "${{ secrets.TOKEN }}"}
       options: --cpus 1
     services:
-      db: {image: 'docker://postgres:${{ github.ref_name }}', env: {A: "${{ env.B }}"}, ports: [5432], x: 1}
+      db: {image: 'docker://postgres:${{ github.ref_name }}', env: {A: "${{ env.B }}"}, ports: [2, '80:81/udp'], x: 1}
       none: {image: "${{ matrix.none }}"}
     steps: [{run: x}]
 `
@@ -264,12 +264,14 @@ jobs:
 	}
 	j, err := ReadJob("w.yml", []byte(text), "")
 	require.NoError(t, err)
-	made, env, dropped, err := j.Container(map[string]any{"node": 24.0}, nil, nil, vars)
+	made, err := j.Container(map[string]any{"node": 24.0}, nil, nil, vars)
 	require.NoError(t, err)
 	require.YAMLEq(t, `{image: {name: "node:24"}, services: [{name: "postgres:17", alias: db, variables: {A: low}}]}`,
-		string(made))
-	require.Equal(t, map[string]string{"LEVEL": "low", "TOKEN": "geheim"}, env)
-	require.Equal(t, []string{"w.yml:4: the option --cpus of container has no effect"}, dropped)
+		string(made.Text))
+	require.Equal(t, map[string]string{"LEVEL": "low", "TOKEN": "geheim"}, made.Env)
+	require.Equal(t, map[string]any{"db": map[string]any{"ports": map[string]string{"2": "2", "81": "81"}}},
+		made.Services)
+	require.Equal(t, []string{"w.yml:4: the option --cpus of container has no effect"}, made.Notes)
 	var notes strings.Builder
 	require.NoError(t, j.writeNotes(&notes, true, true))
 	require.Equal(t, []string{
@@ -282,13 +284,13 @@ jobs:
 
 	j, err = ReadJob("w.yml", []byte(strings.Replace(text, "matrix.node", "fromJSON(matrix.node)", 1)), "")
 	require.NoError(t, err)
-	_, _, _, err = j.Container(nil, nil, nil, nil)
+	_, err = j.Container(nil, nil, nil, nil)
 	require.ErrorContains(t, err, "w.yml:5: image: ")
 	j, err = ReadJob("w.yml", []byte("jobs: {a: {steps: [{run: x}]}}"), "")
 	require.NoError(t, err)
-	made, _, _, err = j.Container(nil, nil, nil, nil)
+	made, err = j.Container(nil, nil, nil, nil)
 	require.NoError(t, err)
-	require.Empty(t, made)
+	require.Empty(t, made.Text)
 }
 
 func TestOptionsOfContainersAreThoseOfDocker(t *testing.T) {
@@ -312,9 +314,9 @@ func TestOptionsOfContainersAreThoseOfDocker(t *testing.T) {
 `
 	j, err := ReadJob("w.yml", []byte(text), "")
 	require.NoError(t, err)
-	made, env, notes, err := j.Container(map[string]any{"every": "10s"}, nil, nil, nil)
+	made, err := j.Container(map[string]any{"every": "10s"}, nil, nil, nil)
 	require.NoError(t, err)
-	require.Equal(t, map[string]string{"A": "b", "C": `d "e"`}, env)
+	require.Equal(t, map[string]string{"A": "b", "C": `d "e"`}, made.Env)
 	require.YAMLEq(t, `
 image: {name: x, docker: {user: "1000:1000"}}
 services:
@@ -322,13 +324,13 @@ services:
       test: 'pg_isready -U "me"', interval: 10s, timeout: 5s, retries: "5", start_period: 1s}}
   - {name: redis, alias: quiet, variables: {}, healthcheck: {disable: true}}
   - {name: "y", alias: all, variables: {}, healthcheck: {test: a b}}
-`, string(made))
+`, string(made.Text))
 	require.Equal(t, []string{
 		"w.yml:3: the option --cap-add of container has no effect",
 		"w.yml:3: the option --privileged of container has no effect",
 		"w.yml:3: the option --health-cmd of container has no effect",
 		"w.yml:8: the option --user of db has no effect",
-	}, notes)
+	}, made.Notes)
 	for options, want := range map[string]string{
 		`--health-cmd "a`:      `w.yml:3: options: the quote " has no end`,
 		"${{ fromJSON('x') }}": "w.yml:3: options: ",
@@ -336,7 +338,7 @@ services:
 		j, err := ReadJob("w.yml", []byte("jobs:\n  a:\n    services: {db: {image: x, options: '"+
 			strings.ReplaceAll(options, "'", "''")+"'}}\n    steps: [{run: x}]\n"), "")
 		require.NoError(t, err)
-		_, _, _, err = j.Container(nil, nil, nil, nil)
+		_, err = j.Container(nil, nil, nil, nil)
 		require.ErrorContains(t, err, want)
 	}
 }

@@ -342,6 +342,30 @@ func TestUnsupportedContextsAndVariablesAreEmpty(t *testing.T) {
 	require.Equal(t, "[]\n[]\n/own/lib\n", tr.log.String(), "of the commands nothing is shown")
 }
 
+// The context job has the properties that the caller knows, and the status, of which nobody else knows.
+func TestTheContextJobHasTheContainersAndTheFileOfTheWorkflow(t *testing.T) {
+	tr := newTrial(t)
+	tr.file("a/action.yml", "runs: {using: composite, steps: [{shell: sh, run: 'echo \"in ${{ job.container.id }}\"'}]}\n")
+	tr.cfg.Vars = []engine.Variable{{Key: pb.JobContext, Value: `{"status":"x","workflow_sha":"c0","container":{"id":"c1",
+"network":"n1"},"services":{"db":{"id":"s1","network":"n1","ports":{"5432":"5432"}}}}`}}
+	tr.workflow(`- run: |
+    echo "${{ job.status }} ${{ job.container.id }} ${{ job.container.network }} ${{ job.workflow_sha }}"
+    echo "${{ job.services.db.ports['5432'] }} ${{ job.services.db.ports[5432] }} [${{ job.check_run_id }}]"
+    echo "${{ toJSON(vars) }}"
+- uses: ./a
+`)
+	tr.succeed()
+	require.Equal(t, "success c1 n1 c0\n5432 5432 []\n{}\nin c1\n", tr.log.String())
+	require.Contains(t, tr.trace.Identity.Job.Vars, pb.JobContext)
+	tr.cfg.Vars[0].Value = "no JSON"
+	tr.workflow("- run: echo \"${{ job.status }} [${{ job.container.id }}]\"\n")
+	tr.succeed()
+	require.Contains(t, tr.log.String(), "in c1\nsuccess []\n")
+	tr.workflow("- run: echo no\n")
+	tr.succeed()
+	require.NotContains(t, tr.trace.Identity.Job.Vars, pb.JobContext, "no expression names it")
+}
+
 func TestVariablesThatChangeProgramsAreNotPassedOn(t *testing.T) {
 	tr := newTrial(t)
 	tr.workflow("- run: printf 'GIT_CONFIG_COUNT=1\\nnode_options=x\\nKEPT=yes\\n' >> \"$GITHUB_ENV\"\n" +

@@ -231,12 +231,18 @@ func githubValues(text map[string]string, event string) map[string]expression.Va
 		"repository": expression.Texts(map[string]string{"full_name": text["repository"]}),
 		"ref":        c["ref"],
 	})
-	if v, err := expression.Evaluate("fromJSON(text)", expression.Scope{
-		Values: map[string]expression.Value{"text": expression.String(event)},
-	}); err == nil {
+	if v := fromJSON(event); v.Kind() != "Null" {
 		c["event"] = v
 	}
 	return c
+}
+
+// fromJSON returns the value of a text in JSON, or null if it is not valid.
+func fromJSON(text string) expression.Value {
+	v, _ := expression.Evaluate("fromJSON(text)", expression.Scope{
+		Values: map[string]expression.Value{"text": expression.String(text)},
+	})
+	return v
 }
 
 // githubTexts returns the texts of the context github. read returns a job variable.
