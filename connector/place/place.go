@@ -99,7 +99,7 @@ func LimitText(limit int64) string {
 // Directories of the step runner in a container.
 const (
 	// Home is where the step runner is.
-	Home = "/.stepmux"
+	Home = wire.ContainerHome
 	// ProgramDir has the program, which is ProgramFile.
 	ProgramDir  = Home + "/bin"
 	ProgramFile = ProgramDir + "/stepmux"

@@ -11,6 +11,8 @@ import (
 const (
 	// ProgramName is the name that our own program reports.
 	ProgramName = "stepmux"
+	// ContainerHome is the directory of the step runner in the container of a job.
+	ContainerHome = "/.stepmux"
 	// FetchProgram is the file beside stepmux-vm that has the commands which need the network.
 	FetchProgram = "stepmux-fetch"
 	// UploadDigits is the length of the name of a directory with an uploaded program: so many digits of the program's

@@ -98,6 +98,11 @@ whether the limits in the flags are available, or without flags limits of each k
 		short: "Wait until servers accept connections, for a manager",
 	},
 	{
+		name:  "services --listen HOST:PORT --socket PATH -- PROGRAM...",
+		args:  true,
+		short: "Run a program with the services of actions, in a container",
+	},
+	{
 		name:  "cache list|prune|verify",
 		args:  true,
 		short: "Look after the cache of fetched steps, for a manager",

@@ -10,6 +10,8 @@ use by hand. Entries that would be outside of the working directory are refused 
 zstd. It is not for use by hand. Without files it prints nothing.`,
 	"steps await": `Wait until each HOST:PORT has accepted a TCP connection, for a manager that waits for the services
 of a build. It ends with SIGTERM, SIGINT or SIGHUP.`,
+	"steps services": `Run a PROGRAM that finds the services for artifacts and caches at HOST:PORT, in the container of a
+docker action. It is the first process there, and not for use by hand. The exit code is that of the program.`,
 	"steps cache": `List the components in the cache of fetched steps, remove those that no job uses, or compare them
 with their digests and remove changed ones. It prints an object in JSON with the present, the removed or the changed
 components. The manager's command is "stepmux cache".`,

@@ -62,7 +62,9 @@ func (x *running) runDocker(
 	if err := p.files.create(); err != nil {
 		return engine.Failed(err)
 	}
-	argv, inside, err := x.dockerRun(docker, image, entrypoint, env, p.files)
+	port := x.servicesPort(ctx, docker, image, host, p.files)
+	defer port.close()
+	argv, inside, err := x.dockerRun(docker, image, entrypoint, env, p.files, port)
 	if err != nil {
 		return x.failed(err)
 	}
@@ -279,7 +281,7 @@ func (x *running) build(ctx context.Context, docker string, env map[string]strin
 
 // dockerRun returns the command that runs a container, and the environment in it.
 func (x *running) dockerRun(
-	docker, image, entrypoint string, env map[string]string, f files,
+	docker, image, entrypoint string, env map[string]string, f files, port *servicesPort,
 ) (argv []string, inside map[string]string, err error) {
 	entrypoint = cmp.Or(entrypoint, env["INPUT_ENTRYPOINT"])
 	argv = []string{
@@ -291,12 +293,17 @@ func (x *running) dockerRun(
 	if x.cfg.DockerSocket {
 		argv = append(argv, "--volume", dockerSocket+":"+dockerSocket)
 	}
-	if entrypoint != "" {
-		argv = append(argv, "--entrypoint", entrypoint)
-	}
 	inside, args, err := x.dockerEnv(env, f)
 	if err != nil {
 		return nil, nil, err
+	}
+	var flags []string
+	flags, entrypoint, args = port.around(entrypoint, args)
+	if argv = append(argv, flags...); entrypoint != "" {
+		argv = append(argv, "--entrypoint", entrypoint)
+	}
+	if flags != nil {
+		setServices(x.call.Services(), inside)
 	}
 	for _, name := range sortedkeys.Of(inside) {
 		inside[name] = x.translate(inside[name], f)

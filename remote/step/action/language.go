@@ -33,8 +33,8 @@ type Config struct {
 	RequirePinned bool
 }
 
-// setServices adds the variables by which the clients find the services. Only actions that run on the machine itself
-// get them: no script, as on GitHub, and no container, which has a loopback of its own.
+// setServices adds the variables by which the clients find the services. Only actions get them, no script, as on
+// GitHub.
 func setServices(s engine.Services, env map[string]string) {
 	if s.URL == "" {
 		return
@@ -280,7 +280,7 @@ const (
 func (s *session) runJob(ctx context.Context) engine.Result {
 	c := s.call
 	file := c.Inputs[inputFile].Text()
-	j, err := ReadJob(file, []byte(c.Inputs[inputWorkflow].Text()), c.Inputs[inputJob].Text())
+	j, err := readJob(file, []byte(c.Inputs[inputWorkflow].Text()), c.Inputs[inputJob].Text())
 	if err != nil {
 		return engine.Failed(err)
 	}

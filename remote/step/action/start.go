@@ -338,20 +338,20 @@ func (w *Workflow) Group(v Values) (group string, cancels bool, err error) {
 }
 
 // checkStart finds mistakes in the keys of a job whose values are in the text.
-func (j *Job) checkStart(r *reader) {
-	if r.Err != nil {
-		return
-	}
+func (j *Job) checkStart() error {
 	e := evaluator{file: j.file}
 	for _, key := range sortedkeys.Of(j.atStart) {
 		if t := j.atStart[key]; t.isLiteral() {
-			r.Fail(new(Start).read(&e, key, t))
+			if err := new(Start).read(&e, key, t); err != nil {
+				return err
+			}
 		}
 	}
-	if j.strategyTree != nil && j.strategyTree.isLiteral() {
-		_, err := j.Builds(Values{})
-		r.Fail(err)
+	if j.strategyTree == nil || !j.strategyTree.isLiteral() {
+		return nil
 	}
+	_, err := j.Builds(Values{})
+	return err
 }
 
 // IsKnown reports whether the builds of the job do not depend on other jobs.
