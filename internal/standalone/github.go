@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/action"
@@ -42,13 +43,18 @@ func readGitHub(src Source) (*Job, error) {
 	if src.Vars, err = gitHubVars(src, named); err != nil {
 		return nil, err
 	}
-	j, err := gitHubJob(src, job, gitHubRun{inputs: named, matrix: values})
+	given := action.Values{Inputs: named, Vars: src.Vars}
+	limit, limitErr := job.Timeout(given, values)
+	j, err := gitHubJob(src, job, gitHubRun{inputs: named, matrix: values, limit: limit})
 	if err != nil {
 		return nil, err
 	}
 	j.Notices = append(j.Notices, notes...)
+	if limitErr != nil { // the values of other jobs are missing
+		j.Notices = append(j.Notices, fmt.Sprintf("the job has no limit but that of --timeout: %v", limitErr))
+	}
 	if src.Elsewhere {
-		j.Notices = append(j.Notices, job.LabelNotes(action.Values{Inputs: named, Vars: src.Vars}, values)...)
+		j.Notices = append(j.Notices, job.LabelNotes(given, values)...)
 	}
 	return j, nil
 }
@@ -56,7 +62,8 @@ func readGitHub(src Source) (*Job, error) {
 // gitHubRun has the values of a run of a workflow's job.
 type gitHubRun struct {
 	inputs, matrix, needs, strategy map[string]any
-	inWorkflow                      bool // the whole workflow runs
+	inWorkflow                      bool          // the whole workflow runs
+	limit                           time.Duration // of a job that runs by itself; 0 for none
 }
 
 // gitHubJob returns a job of a workflow. It becomes one built-in step, which runs such jobs.
@@ -106,9 +113,13 @@ func gitHubJob(src Source, job *action.Job, run gitHubRun) (*Job, error) {
 		return nil, fmt.Errorf("the context job: %w", err)
 	}
 	given.Vars = append(slices.Clip(given.Vars), engine.Variable{Key: stepmuxv1.JobContext, Value: string(text)})
-	steps, err := json.Marshal([]any{map[string]any{
+	step := map[string]any{
 		"name": stepName(job.Name), "step": "builtin://" + lang.GitHubJobStep, "inputs": inputs,
-	}})
+	}
+	if run.limit > 0 {
+		step["timeout"] = strings.ReplaceAll(run.limit.String(), "µ", "u")
+	}
+	steps, err := json.Marshal([]any{step})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", src.Name, err)
 	}

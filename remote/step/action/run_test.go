@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/internal/testing/fetchtest"
+	"github.com/stepmux/stepmux/internal/testing/npmtest"
 	"github.com/stepmux/stepmux/internal/testing/racefree"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/component"
@@ -690,6 +692,25 @@ func TestStatusFunctionCountsInATextAroundIt(t *testing.T) {
 		"- {if: '!${{ github.ref }}', run: echo does not}\n")
 	tr.fail("exit status 3")
 	require.Equal(t, "runs\n", tr.log.String())
+}
+
+// The real client says that a variable is missing. We say why, and the remedy.
+func TestAnActionThatAsksForAnOIDCTokenIsToldTheRemedy(t *testing.T) {
+	needs(t, "node")
+	packages, err := npmtest.Install(t.TempDir(), map[string]string{"core": "@actions/core@1.11.1"})
+	if err != nil {
+		t.Skip(err)
+	}
+	tr := newTrial(t)
+	tr.file("a/action.yml", "runs: {using: node20, main: m.js}\n")
+	tr.file("a/m.js", "const core = require("+strconv.Quote(filepath.Join(packages, "node_modules/core"))+")\n"+
+		"core.getIDToken().catch(e => core.setFailed(e.message))\n")
+	tr.workflow("- uses: ./a\n")
+	res := tr.fail("")
+	require.Contains(t, tr.log.String(), "Unable to get ACTIONS_ID_TOKEN_REQUEST_URL env variable")
+	require.Equal(t,
+		[]string{"there is no OIDC service, so getting a token fails; pass a secret (--var NAME --mask NAME)"},
+		res.Steps[0].Steps[0].Warnings)
 }
 
 // Symptom: a PowerShell script went on after an error, and its last program's exit code was lost.

@@ -238,6 +238,9 @@ func (x *running) command(line string) (string, bool) {
 	return text, true
 }
 
+// oidcVariable begins the names of variables without which the clients of the OIDC service fail.
+const oidcVariable = "ACTIONS_ID_TOKEN_REQUEST_"
+
 // obey carries out a command. The caller holds mu.
 func (x *running) obey(c command) (string, error) {
 	name := strings.ToValidUTF8(c.properties["name"], "\uFFFD")
@@ -287,6 +290,9 @@ func (x *running) obey(c command) (string, error) {
 			*to, _ = strconv.Atoi(c.properties[key])
 		}
 		x.annotate(a)
+		if strings.Contains(c.data, oidcVariable) {
+			addWarning(x.now, ignored["id-token"])
+		}
 		return strings.ToUpper(c.name[:1]) + c.name[1:] + ": " + c.data, nil
 	case "add-matcher":
 		return x.addMatchers(c.data), nil

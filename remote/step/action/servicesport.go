@@ -29,7 +29,9 @@ type servicesPort struct {
 }
 
 // servicesPort returns the port of a container that is about to run. The caller closes it.
-func (x *running) servicesPort(ctx context.Context, docker, image string, env map[string]string, f files) *servicesPort {
+func (x *running) servicesPort(
+	ctx context.Context, docker, image string, env map[string]string, f files,
+) *servicesPort {
 	address, ok := strings.CutPrefix(x.call.Services().URL, "http://")
 	if !ok {
 		return nil

@@ -238,6 +238,19 @@ func (s *Start) read(e *evaluator, key string, t *tree) (err error) {
 // maxMinutes bounds timeout-minutes.
 const maxMinutes = 1e6
 
+// Timeout returns the limit of a job that runs by itself. It is zero without timeout-minutes.
+func (j *Job) Timeout(v Values, matrix map[string]any) (time.Duration, error) {
+	const key = "timeout-minutes"
+	t := j.atStart[key]
+	if t == nil {
+		return 0, nil
+	}
+	e := j.evaluator(v, &Build{Matrix: matrix})
+	var s Start
+	err := s.read(&e, key, t)
+	return s.Timeout, err
+}
+
 // LabelNotes returns a note if the job names labels of machines that not each VM has, for a job that runs by itself:
 // there these have no effect.
 func (j *Job) LabelNotes(v Values, matrix map[string]any) []string {

@@ -56,10 +56,10 @@ var ignored = map[string]string{
 	"needs":             "of the workflow one job runs, and needs is empty",
 	"if":                "the job was asked for",
 	"snapshot":          "there are no images of machines",
-	"timeout-minutes":   "the limit of the job is that of --timeout",
 	"continue-on-error": "no other job depends on this one",
 	"id-token":          "there is no OIDC service, so getting a token fails; pass a secret (--var NAME --mask NAME)",
 	"run-name":          "", "name": "", "description": "", "runs-on": "", "cancel-timeout-minutes": "",
+	"timeout-minutes": "", // whoever makes the step of the job gives it that limit
 }
 
 // ReadJob reads the job of a workflow. name is its key; it may be empty if there is only one job. Errors call the text
