@@ -33,17 +33,26 @@ type jobServices struct {
 	http   *boundedhttp.Server // nil before listen
 }
 
-// newJobServices returns the services for a workflow, or nil if no job of it can use an action.
+// newJobServices returns the services for a workflow or for steps, or nil if no job of it can use an action.
 func newJobServices(ctx context.Context, src standalone.Source) *jobServices {
-	if src.Format != standalone.GitHub || !bytes.Contains(src.Text, []byte("uses")) {
+	is := false
+	switch src.Format {
+	case standalone.GitHub:
+		is = bytes.Contains(src.Text, []byte("uses"))
+	case standalone.Steps, standalone.JSON:
+		is = usesActions(src.Text)
+	case standalone.GitLabCI:
+	}
+	if !is {
 		return nil
 	}
 	return servicesOf(ctx, src)
 }
 
-// usesActions reports whether steps are those of a workflow's job, which may use actions.
+// usesActions reports whether steps may use actions: by the key action, or as those of a workflow's job.
 func usesActions(steps []byte) bool {
-	return bytes.Contains(steps, []byte("builtin://github/job")) && bytes.Contains(steps, []byte("uses"))
+	has := func(text string) bool { return bytes.Contains(steps, []byte(text)) }
+	return has("action:") || has(`"action":`) || has("builtin://github/job") && has("uses")
 }
 
 // servicesOf returns the services for jobs of the project and the commit of src.
