@@ -175,6 +175,7 @@ func (f *submitFlags) pipelineRequest(
 		Source: source, Choice: choice, Options: f.options().With(&stepmuxv1.Job{Variables: jobVars(src.Vars)}),
 		Labels: f.labels, RetryLost: f.retry == "lost", Slots: int32(min(f.whole.jobs, 1<<20)),
 		Repository: repositoryOf(cmd.Context(), src), InImage: reader.inImage,
+		Remarks: f.whole.sarif+f.whole.summaries != "",
 	}
 	if src.Format == standalone.GitHub {
 		req.Services = &pb.BuildServices{Scopes: githubpipeline.CacheScopes(src)}

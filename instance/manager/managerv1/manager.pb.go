@@ -2420,7 +2420,10 @@ type SubmitPipelineRequest struct {
 	// in_image says that the jobs run in the containers that they describe.
 	InImage bool `protobuf:"varint,11,opt,name=in_image,json=inImage,proto3" json:"in_image,omitempty"`
 	// services are those for the actions of its jobs, for which repository is the project. Not set: none.
-	Services      *BuildServices `protobuf:"bytes,12,opt,name=services,proto3" json:"services,omitempty"`
+	Services *BuildServices `protobuf:"bytes,12,opt,name=services,proto3" json:"services,omitempty"`
+	// remarks says that the annotations and summaries of all jobs are kept. Otherwise those are whose text has actions, or
+	// commands that make some.
+	Remarks       bool `protobuf:"varint,13,opt,name=remarks,proto3" json:"remarks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2537,6 +2540,13 @@ func (x *SubmitPipelineRequest) GetServices() *BuildServices {
 		return x.Services
 	}
 	return nil
+}
+
+func (x *SubmitPipelineRequest) GetRemarks() bool {
+	if x != nil {
+		return x.Remarks
+	}
+	return false
 }
 
 // PipelineSource is the text of a pipeline, and the answers that reading it needs.
@@ -3988,7 +3998,7 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\x0eReleaseRequest\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\tR\x05lease\"%\n" +
 	"\x0fReleaseResponse\x12\x12\n" +
-	"\x04left\x18\x01 \x03(\tR\x04left\"\xc4\x04\n" +
+	"\x04left\x18\x01 \x03(\tR\x04left\"\xde\x04\n" +
 	"\x15SubmitPipelineRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12:\n" +
 	"\x06source\x18\x02 \x01(\v2\".stepmux.manager.v1.PipelineSourceR\x06source\x12:\n" +
@@ -4005,7 +4015,8 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	" \x01(\tR\n" +
 	"repository\x12\x19\n" +
 	"\bin_image\x18\v \x01(\bR\ainImage\x12=\n" +
-	"\bservices\x18\f \x01(\v2!.stepmux.manager.v1.BuildServicesR\bservices\x1a9\n" +
+	"\bservices\x18\f \x01(\v2!.stepmux.manager.v1.BuildServicesR\bservices\x12\x18\n" +
+	"\aremarks\x18\r \x01(\bR\aremarks\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x99\x04\n" +
