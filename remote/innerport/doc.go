@@ -3,5 +3,5 @@
 //
 // A [Door] is on the machine: a unix socket, whose connections go on to the address. Its owner closes it. [Run] is in
 // the container, which gets the socket as a file: it listens at the same address there, and runs the program of the
-// container beside that, as an init does.
+// container beside that.
 package innerport
