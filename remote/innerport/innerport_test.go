@@ -29,7 +29,10 @@ func TestMain(m *testing.M) {
 	if err == nil {
 		var n int64
 		n, err = io.Copy(io.Discard, resp.Body)
-		fmt.Fprintln(os.Stderr, n, err)
+		resp.Body.Close()
+		if err == nil && n != 3_000_000 {
+			err = io.ErrUnexpectedEOF
+		}
 	}
 	if err == nil {
 		os.Exit(5)

@@ -37,7 +37,7 @@ func Run(ctx context.Context, address, socket string, argv []string, stderr io.W
 			serve(ctx, &wg, listener, func() (net.Conn, error) { return net.Dial("unix", socket) })
 		})
 	}
-	cmd := exec.Command(argv[0], argv[1:]...) //nolint:noctx // it ends by itself, or by a signal
+	cmd := exec.Command(argv[0], argv[1:]...) // it ends by itself, or by a signal
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	if errors.Is(cmd.Err, exec.ErrDot) {
 		cmd.Err = nil // the image has chosen that place

@@ -27,8 +27,10 @@ const (
 	remarksSuffix             = ".remarks.json"
 )
 
-// Trace returns the name of the trace of a build in a Store, and Remarks that of its annotations and its summary.
-func Trace(id string) string   { return id + traceSuffix }
+// Trace returns the name of the trace of a build in a Store.
+func Trace(id string) string { return id + traceSuffix }
+
+// Remarks returns the name of the annotations and the summary of a build in a Store.
 func Remarks(id string) string { return id + remarksSuffix }
 
 // Store has the archives of the projects of builds that wait or run, by their SHA-256. Of builds that have ended it has

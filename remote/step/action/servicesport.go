@@ -52,7 +52,7 @@ func (x *running) servicesPort(
 		err = x.askProgram(ctx, docker, image, env, p)
 	}
 	if err == nil {
-		p.door, err = innerport.Open(p.socket, address)
+		p.door, err = innerport.Open(p.socket, address) //nolint:contextcheck // it ends with close
 	}
 	if err != nil {
 		addWarning(x.now, fmt.Sprintf("the action has no services for artifacts and caches: %v", err))
