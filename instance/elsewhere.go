@@ -36,13 +36,19 @@ func (e *Executor) prepare(ctx context.Context) error {
 func (e *Executor) take(ctx context.Context) error {
 	group := e.provider.cfg.Group
 	var place *list.Element
-	e.keep(func() { place, e.place = e.place, nil })
-	if place == nil {
-		place = group.queue(e.build.ID, e.demand(), !e.Started().IsZero())
-	}
-	s, err := group.await(ctx, place)
-	if err != nil {
-		return err
+	var s *slot
+	e.keep(func() {
+		place, e.place = e.place, nil
+		s, e.reserved = e.reserved, nil
+	})
+	if s == nil {
+		if place == nil {
+			place = group.queue(e.build.ID, e.build.Party, e.demand(), !e.Started().IsZero())
+		}
+		var err error
+		if s, err = group.await(ctx, place); err != nil {
+			return err
+		}
 	}
 	if !e.keep(func() { e.slot, e.started = s, time.Now() }) {
 		s.giveBack()

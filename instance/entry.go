@@ -72,9 +72,19 @@ func (e *entry) free(now time.Time) int {
 		n = min(n, 1)
 	}
 	if e.placement.MaxUses > 0 {
-		n = min(n, e.placement.MaxUses-e.uses)
+		n = min(n, e.placement.MaxUses-e.uses-e.reservations())
 	}
 	return max(n, 0)
+}
+
+// reservations counts the slots that no build has yet.
+func (e *entry) reservations() (n int) {
+	for s := range e.slots {
+		if s.reserved != nil {
+			n++
+		}
+	}
+	return n
 }
 
 // suspect reports whether the instance's last dial failed, or its last connection died.

@@ -50,6 +50,7 @@ type Executor struct {
 
 	mu        sync.Mutex    // guards the following
 	place     *list.Element // in the queue for a slot, between Queue and Prepare or Cleanup
+	reserved  *slot         // that Queue got, until Prepare or Cleanup
 	slot      *slot
 	started   time.Time // when the slot was taken
 	lease     *pool.Lease[*mux.Conn]
@@ -83,11 +84,19 @@ func bind(ctx, life context.Context, closed error) (bound context.Context, finis
 }
 
 // Queue gives the build its place in the queue for a slot, where Prepare then waits: builds whose Queue or Prepare is
-// called later are behind it. Without Queue, Prepare does so. Cleanup gives the place up.
-func (e *Executor) Queue() {
-	place := e.provider.cfg.Group.queue(e.build.ID, e.demand(), false)
+// called later are behind it. Without Queue, Prepare does so. If room, which may be nil, is a slot that suits the build,
+// the build has that, and waits for none. Cleanup gives place or slot up.
+func (e *Executor) Queue(room *Reservation) {
+	group := e.provider.cfg.Group
+	if s := room.use(e.build.ID, e.demand()); s != nil {
+		if !e.keep(func() { e.reserved = s }) {
+			s.giveBack()
+		}
+		return
+	}
+	place := group.queue(e.build.ID, e.build.Party, e.demand(), false)
 	if !e.keep(func() { e.place = place }) {
-		e.provider.cfg.Group.leave(place)
+		group.leave(place)
 	}
 }
 
@@ -455,9 +464,12 @@ func (e *Executor) Cleanup(ctx context.Context) error {
 	e.mu.Lock()
 	e.cleaned = true
 	c, b, lease, s, running, clients := e.connector, e.box, e.lease, e.slot, e.running, e.clients
-	leaves, place := e.leaves, e.place
-	e.place = nil
+	leaves, place, reserved := e.leaves, e.place, e.reserved
+	e.place, e.reserved = nil, nil
 	e.mu.Unlock()
+	if reserved != nil {
+		reserved.giveBack()
+	}
 	if place != nil {
 		e.provider.cfg.Group.leave(place)
 	}

@@ -283,7 +283,7 @@ func TestInstancesThatSayNothingDoNotHoldUpTheOthers(t *testing.T) {
 	defer cancel()
 	for i := range all {
 		e := p.Executor(instance.Build{ID: fmt.Sprintf("b-%d", i), On: all[i].ID})
-		e.Queue()
+		e.Queue(nil)
 		waiting.Go(func() {
 			_ = e.Prepare(ctx) // it is cancelled
 			_ = e.Cleanup(ctx)

@@ -73,6 +73,9 @@ type Group struct {
 	hosts       map[string]*host  // by ID: the instances, and the jump hosts on the way to them
 	stale       bool              // hosts may contain some that are no longer needed
 	waiters     list.List         // of *waiter, oldest first
+	parties     map[string]*party // of the parties, by name
+	passed      float64           // the latest turn, when it was served
+	shares      map[string]int    // of the parties
 	picky       int               // number of waiters with requirements
 	sources     int               // running calls of Follow, which may bring more instances
 	byHand      bool              // instances were added or removed one by one, so more may come
@@ -257,7 +260,7 @@ func (g *Group) Waiting() []string {
 func (g *Group) waitingLocked() []string {
 	all := make([]string, 0, g.waiters.Len())
 	for e := g.waiters.Front(); e != nil; e = e.Next() {
-		if build := e.Value.(*waiter).build; build != "" { // not a caller of AwaitRoom
+		if build := e.Value.(*waiter).build; build != "" {
 			all = append(all, build)
 		}
 	}
@@ -296,13 +299,14 @@ func (g *Group) setDrained(id string, drained bool) error {
 // queue puts a build into the queue for a slot, behind earlier callers, or at its head if the build has had a slot
 // already. The build gets a slot on the instance with the most free slots, of those that meet its demand. The caller
 // calls await.
-func (g *Group) queue(build string, of demand, again bool) (place *list.Element) {
+func (g *Group) queue(build, party string, of demand, again bool) (place *list.Element) {
 	g.mu.Lock()
 	defer g.unlock()
 	if of.some() {
 		g.picky++
 	}
-	w := &waiter{build: build, demand: of, key: of.key(), served: make(chan served, 1)}
+	g.enterLocked(party)
+	w := &waiter{build: build, party: party, demand: of, key: of.key(), served: make(chan served, 1)}
 	if again {
 		return g.waiters.PushFront(w)
 	}

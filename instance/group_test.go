@@ -73,7 +73,7 @@ func TestWaiterWhoseContextHasEndedTakesNoSlot(t *testing.T) {
 		g := group(t, 1)
 		s := take(t, g)
 		ctx, cancel := context.WithCancel(t.Context())
-		place := g.queue("b", demand{}, false)
+		place := g.queue("b", "", demand{}, false)
 		cancel()
 		s.release()
 		_, err := g.await(ctx, place)
@@ -220,7 +220,7 @@ func TestReasonsAreGitLabsWords(t *testing.T) {
 
 // acquire takes a slot for a build that does not go to the tried hosts.
 func (g *Group) acquire(ctx context.Context, build string, tried ...string) (*slot, error) {
-	return g.await(ctx, g.queue(build, demand{tried: tried}, false))
+	return g.await(ctx, g.queue(build, "", demand{tried: tried}, false))
 }
 
 func TestABuildGetsTheInstanceThatItAsksFor(t *testing.T) {
@@ -230,7 +230,7 @@ func TestABuildGetsTheInstanceThatItAsksFor(t *testing.T) {
 	g, err := NewGroup(in("a", "1"), in("b", "1"), in("c", "2"))
 	require.NoError(t, err)
 	take := func(of demand) (string, error) {
-		s, err := g.await(t.Context(), g.queue("build", of, false))
+		s, err := g.await(t.Context(), g.queue("build", "", of, false))
 		if err != nil {
 			return "", err
 		}
@@ -267,7 +267,7 @@ func BenchmarkBuildsThatWaitForCertainInstances(b *testing.B) {
 		start := time.Now()
 		waiting := make([]*waiter, 2000)
 		for i := range waiting {
-			waiting[i] = g.queue("b", of(i), false).Value.(*waiter)
+			waiting[i] = g.queue("b", "", of(i), false).Value.(*waiter)
 		}
 		for _, w := range waiting { // each release serves one that waits
 			got := <-w.served
@@ -293,8 +293,8 @@ func TestBuildsForLabelsThatReadAlikeDoNotWaitForOneAnother(t *testing.T) {
 	take(t, g)
 	s := take(t, g)
 	require.Equal(t, "even", s.placement.ID)
-	g.queue("b", demand{labels: odd}, false)
-	next := g.queue("b", demand{labels: even}, false)
+	g.queue("b", "", demand{labels: odd}, false)
+	next := g.queue("b", "", demand{labels: even}, false)
 	s.release()
 	s, err = g.await(sshtest.Within(t), next)
 	require.NoError(t, err)
@@ -373,8 +373,8 @@ func TestABuildKeepsItsPlaceInTheQueueUntilItPreparesOrIsCleanedUp(t *testing.T)
 		defer p.Close()
 		s := take(t, g)
 		first, second := p.Executor(Build{ID: "first"}), p.Executor(Build{ID: "second"})
-		first.Queue()
-		second.Queue()
+		first.Queue(nil)
+		second.Queue(nil)
 		got := make(chan *slot)
 		go func() {
 			s, _ := g.acquire(context.Background(), "last")
@@ -389,7 +389,7 @@ func TestABuildKeepsItsPlaceInTheQueueUntilItPreparesOrIsCleanedUp(t *testing.T)
 		require.NoError(t, first.Cleanup(t.Context()), "without Prepare")
 		s = <-got
 		require.NotNil(t, s)
-		first.Queue()
+		first.Queue(nil)
 		require.Empty(t, g.Waiting(), "it was cleaned up")
 		s.release()
 		require.Zero(t, p.Stat().Instances[0].Used)

@@ -194,6 +194,8 @@ type Build struct {
 	// any instance. The build fails if no instance matches.
 	On     string
 	Labels map[string]string
+	// Party is on whose behalf the build waits for a slot; see [Group.SetShares].
+	Party string
 }
 
 // Executor returns the executor of b. It does no I/O. The caller always calls Cleanup at the end.

@@ -110,5 +110,5 @@ func (g *Group) occupy(build, id string, since time.Time) (*slot, error) {
 	if since.IsZero() {
 		since = time.Now()
 	}
-	return e.take(g, build, since), nil
+	return e.take(g, &waiter{build: build}, since), nil
 }

@@ -1,9 +1,7 @@
 package instance
 
 import (
-	"context"
 	"slices"
-	"time"
 
 	"github.com/stepmux/stepmux/pool"
 )
@@ -69,22 +67,4 @@ func (g *Group) Takes(labels map[string]string) bool {
 	return slices.ContainsFunc(g.entries, func(e *entry) bool {
 		return e.takes() && HasLabels(e.placement.Labels, labels)
 	})
-}
-
-// HasRoom reports whether an instance has a free slot that no build waits for.
-func (g *Group) HasRoom() bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.pickLocked(demand{}, time.Now()) != nil
-}
-
-// AwaitRoom waits until an instance has a free slot that no build waits for. It fails where a build that waits for a
-// slot would.
-func (g *Group) AwaitRoom(ctx context.Context) error {
-	s, err := g.await(ctx, g.queue("", demand{}, false))
-	if err != nil {
-		return err
-	}
-	s.giveBack()
-	return nil
 }

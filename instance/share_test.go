@@ -43,12 +43,14 @@ func TestASharedInstanceIsUsedOnlyWhileItIsHeld(t *testing.T) {
 	require.NoError(t, <-prepared)
 	_, err := first.Connect(t.Context())
 	require.NoError(t, err)
-	require.NoError(t, groups[0].AwaitRoom(t.Context()))
-	require.True(t, groups[0].HasRoom() && groups[0].Takes(nil))
+	room, err := groups[0].Reserve(t.Context(), "", nil)
+	require.NoError(t, err)
+	room.Release()
+	require.True(t, hasRoom(groups[0]) && groups[0].Takes(nil))
 	require.False(t, groups[0].Takes(map[string]string{"k": "v"}))
-	require.False(t, groups[1].HasRoom() || groups[1].Takes(nil), "its slots are elsewhere")
+	require.False(t, hasRoom(groups[1]) || groups[1].Takes(nil), "its slots are elsewhere")
 	require.NoError(t, groups[0].Drain("vm-1"))
-	require.False(t, groups[0].HasRoom() || groups[0].Takes(nil))
+	require.False(t, hasRoom(groups[0]) || groups[0].Takes(nil))
 	require.NoError(t, groups[0].Undrain("vm-1"))
 	place, socket := first.Place()
 
@@ -63,4 +65,10 @@ func TestASharedInstanceIsUsedOnlyWhileItIsHeld(t *testing.T) {
 	require.NoError(t, build(1).Resume(t.Context(), place, socket), "the build goes on with the other one")
 	require.Equal(t, 1, conns())
 	require.Equal(t, 2, v.TotalConns())
+}
+
+func hasRoom(g *instance.Group) bool {
+	r := g.TryReserve("")
+	r.Release()
+	return r != nil
 }

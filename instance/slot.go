@@ -20,12 +20,17 @@ type slot struct {
 	entry     *entry
 	placement *placement // the instance in the configuration in which the build got it
 	build     string
+	party     string
 	since     time.Time
+	reserved  *Reservation // nil once a build has it
+	soft      bool         // the reservation can be recalled
+	recalled  bool         // it was
 }
 
-// waiter is a build without a slot.
+// waiter is a build without a slot, or somebody who waits for a Reservation.
 type waiter struct {
-	build  string
+	build  string // empty for a Reservation
+	party  string
 	demand demand
 	key    string      // of the demand
 	served chan served // holds at most one
@@ -82,12 +87,21 @@ func (s *slot) giveBack() { s.vacate(1) }
 func (s *slot) vacate(unused int) {
 	s.group.mu.Lock()
 	defer s.group.unlock()
+	s.vacateLocked(unused)
+}
+
+func (s *slot) vacateLocked(unused int) {
 	e := s.entry
 	if _, held := e.slots[s]; !held {
 		return
 	}
 	delete(e.slots, s)
-	e.uses -= unused
+	if unused > 0 {
+		s.group.partyLocked(s.party).passed -= s.group.strideLocked(s.party) // it has not had its turn
+	}
+	if s.reserved == nil {
+		e.uses -= unused
+	}
 	if e.probe == s {
 		e.probe = nil
 	}
@@ -113,28 +127,17 @@ func (g *Group) unlock() {
 // serveLocked gives waiters their slots, in order, or the reason why they will not get one. Thousands may wait, so it
 // looks at the entries once for each demand.
 func (g *Group) serveLocked(now time.Time) {
-	var next *list.Element
 	full := map[string]bool{} // demands that no entry with a free slot meets
-	free := g.waiters.Len() > 0 && g.pickLocked(demand{}, now) != nil
-	for at := g.waiters.Front(); at != nil && free; at = next {
-		next = at.Next()
-		w := at.Value.(*waiter)
-		if full[w.key] {
-			continue
-		}
-		e := g.pickLocked(w.demand, now)
-		if e == nil {
-			full[w.key] = true // slots only become fewer here
-			continue
+	for g.waiters.Len() > 0 && g.pickLocked(demand{}, now) != nil {
+		at, e := g.nextLocked(full, now)
+		if at == nil {
+			break
 		}
 		g.leaveLocked(at)
-		s := e.take(g, w.build, now)
-		if e.suspect() {
-			e.probe = s // not a lease without a build: that may never connect
-		}
-		w.served <- served{slot: s}
-		free = g.pickLocked(demand{}, now) != nil
+		w := at.Value.(*waiter)
+		w.served <- served{slot: g.grantLocked(e, w, now)}
 	}
+	g.recallLocked()
 	if g.waiters.Len() == 0 {
 		return
 	}
@@ -143,6 +146,7 @@ func (g *Group) serveLocked(now time.Time) {
 		return
 	}
 	refusals := map[string]error{"": nil} // by demand
+	var next *list.Element
 	for at := g.waiters.Front(); at != nil; at = next {
 		next = at.Next()
 		w, err := at.Value.(*waiter), refusal
@@ -162,9 +166,11 @@ func (g *Group) serveLocked(now time.Time) {
 
 // leaveLocked removes a waiter.
 func (g *Group) leaveLocked(at *list.Element) {
-	if w := g.waiters.Remove(at).(*waiter); w.demand.some() {
+	w := g.waiters.Remove(at).(*waiter)
+	if w.demand.some() {
 		g.picky--
 	}
+	g.partyLocked(w.party).waiting--
 }
 
 // pickLocked returns the entry with the most free slots among those that meet a demand, or nil if all are full.
@@ -203,12 +209,28 @@ func (g *Group) suitableLocked(of demand) []*entry {
 	return nil
 }
 
-// take takes a slot.
-func (e *entry) take(g *Group, build string, now time.Time) *slot {
-	s := &slot{group: g, entry: e, placement: e.placement, build: build, since: now}
+// take takes a slot for a waiter.
+func (e *entry) take(g *Group, w *waiter, now time.Time) *slot {
+	s := &slot{group: g, entry: e, placement: e.placement, build: w.build, party: w.party, since: now}
+	if w.build == "" {
+		s.reserved = &Reservation{slot: s, recall: make(chan struct{})}
+	} else {
+		e.uses++
+	}
+	p := g.partyLocked(w.party)
+	g.passed = max(g.passed, p.passed)
+	p.passed += g.strideLocked(w.party)
 	e.slots[s] = struct{}{}
-	e.uses++
 	e.closed = false
+	return s
+}
+
+// grantLocked is take for a slot that is free.
+func (g *Group) grantLocked(e *entry, w *waiter, now time.Time) *slot {
+	s := e.take(g, w, now)
+	if e.suspect() {
+		e.probe = s
+	}
 	return s
 }
 

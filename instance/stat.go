@@ -116,7 +116,7 @@ func (g *Group) heldLocked() (n int) {
 			held = fit && !sound
 			isHeld[w.key] = held
 		}
-		if held && w.build != "" { // not a caller of AwaitRoom
+		if held && w.build != "" {
 			n++
 		}
 	}
@@ -136,7 +136,8 @@ func (e *entry) stat(now time.Time) VMStat {
 	in, s := e.placement, e.host.stat()
 	s.Addr, s.Labels = in.Addr, maps.Clone(in.Labels)
 	s.State = e.state(now)
-	s.Used, s.Capacity = len(e.slots), in.Capacity
+	slots := e.slotsInOrder()
+	s.Used, s.Capacity = len(slots), in.Capacity
 	s.Uses, s.MaxUses = e.uses, in.MaxUses
 	s.Route, s.Isolation, s.Program = in.vm.Choice(), in.vm.Isolation(), in.vm.Program()
 	if s.State == Quarantined {
@@ -145,7 +146,6 @@ func (e *entry) stat(now time.Time) VMStat {
 	if s.State == Quarantined || s.State == Suspect {
 		s.Reason = reasonText(e.host.health.suspect)
 	}
-	slots := e.slotsInOrder()
 	s.Builds = slices.Grow(s.Builds, len(slots))[:len(slots)]
 	for i, slot := range slots {
 		s.Builds[i].ID, s.Builds[i].Since = slot.build, slot.since
@@ -155,9 +155,10 @@ func (e *entry) stat(now time.Time) VMStat {
 
 // slotsInOrder returns the slots that builds have, oldest first.
 func (e *entry) slotsInOrder() []*slot {
-	return slices.SortedFunc(maps.Keys(e.slots), func(a, b *slot) int {
+	all := slices.SortedFunc(maps.Keys(e.slots), func(a, b *slot) int {
 		return cmp.Or(a.since.Compare(b.since), cmp.Compare(a.build, b.build))
 	})
+	return slices.DeleteFunc(all, func(s *slot) bool { return s.reserved != nil })
 }
 
 func (e *entry) state(now time.Time) State {

@@ -107,7 +107,7 @@ func Run(ctx, abort context.Context, p *instance.Provider, b Batch) []Report {
 			ID: build.ID, Log: log, On: build.On, Labels: build.Labels, Place: build.Place,
 			Linger: b.Linger, Timeout: b.Timeout,
 		})
-		e.Queue() // builds start in their order
+		e.Queue(nil) // builds start in their order
 		wg.Go(func() {
 			reports[i] = runOne(ctx, starting, abort, b, build, e, log, asked, failed)
 			if b.OnEnd != nil {

@@ -302,7 +302,7 @@ func (m *Manager) AcceptLate(t *testing.T) (number int, begun bool) {
 	d, err := queue.Next(t.Context())
 	require.NoError(t, err)
 	d.Until = m.fleet.keptUntil(time.Now().Add(-m.cfg.Lease))
-	require.NoError(t, m.accept(d))
+	require.NoError(t, m.accept(d, nil))
 	return int(d.Times()), len(m.builds()) > 0
 }
 

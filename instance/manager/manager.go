@@ -152,7 +152,7 @@ func (m *Manager) resumeOne(ctx context.Context, r *state.Request) (begun bool, 
 	if !m.fleet.Has(rec.Instance) {
 		return true, nil
 	}
-	err = m.begin(ctx, r, rec, nil)
+	err = m.begin(ctx, r, rec, nil, nil)
 	if errors.Is(err, state.ErrTaken) {
 		err = nil
 	}

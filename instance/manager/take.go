@@ -14,31 +14,22 @@ import (
 // acceptTimeout bounds the calls to the store for a request that was handed out.
 const acceptTimeout = 30 * time.Second
 
-// next returns the next request of the queue. It waits for one until no more are to be taken.
-func (m *Manager) next(q *state.Queue) (*state.Delivery, error) {
-	d, err := q.Next(m.takes)
-	if err == nil {
-		d.Until = m.fleet.keptUntil(d.Asked)
-	}
-	return d, err
-}
-
-// take takes builds from the queue, each when a slot is free, until no more are to be taken. If no VM can ever take a
-// build, it takes them all, and they end with the reason.
+// take takes builds from the queue, each when it has reserved a slot, until no more are to be taken. If no VM can ever
+// take a build, it takes them all, and they end with the reason.
 func (m *Manager) take(q *state.Queue) {
 	var held *state.Delivery // of a request that came when the last slot had gone, as to a lease or by a drain
 	for m.takes.Err() == nil {
-		refusal := m.awaitRoom()
+		room, refusal := m.awaitRoom()
 		d, err := held, error(nil)
 		if held = nil; d == nil {
-			d, err = m.next(q)
+			d, room, err = m.nextBuild(q, room)
 		}
 		switch {
 		case err != nil:
-		case refusal == nil && !m.cfg.Group.HasRoom():
+		case refusal == nil && room == nil:
 			held, err = m.putOff(d)
 		default:
-			err = m.accept(d)
+			err = m.accept(d, room)
 		}
 		if err != nil && m.takes.Err() == nil {
 			m.cfg.Logger.Error("cannot take a build from the queue", "error", err)
@@ -47,6 +38,36 @@ func (m *Manager) take(q *state.Queue) {
 		}
 	}
 }
+
+// next returns the next request of a queue. It waits for one until no more are to be taken.
+func (m *Manager) next(q *state.Queue) (*state.Delivery, error) {
+	d, err := q.Next(m.takes)
+	if err == nil {
+		d.Until = m.fleet.keptUntil(d.Asked)
+	}
+	return d, err
+}
+
+// nextBuild returns the next request of the queue, with a slot for it if there is one. It holds no slot while it waits
+// for a request.
+func (m *Manager) nextBuild(q *state.Queue, room *instance.Reservation) (*state.Delivery, *instance.Reservation, error) {
+	d, err := q.Poll()
+	if d != nil {
+		d.Until = m.fleet.keptUntil(d.Asked)
+		return d, room, nil
+	}
+	room.Release()
+	if err != nil {
+		return nil, nil, err
+	}
+	if d, err = m.next(q); err != nil {
+		return nil, nil, err
+	}
+	return d, m.cfg.Group.TryReserve(queueParty), nil
+}
+
+// queueParty is the queue among the parties that wait for slots.
+const queueParty = ""
 
 // putOff puts a request off for which there is no slot. With other managers it gives the request back to the queue, for
 // the one that has room first. A manager alone holds the request: JetStream forgets that a request was given back when
@@ -58,12 +79,12 @@ func (m *Manager) putOff(d *state.Delivery) (held *state.Delivery, err error) {
 	return nil, d.GiveBack(0)
 }
 
-// awaitRoom waits until a slot is free that no build waits for, and not too many builds wait for some of the VMs. It
-// returns an error if no VM can ever take a build, and at the manager's end.
-func (m *Manager) awaitRoom() error {
+// awaitRoom reserves a slot for the queue once not too many builds wait for some of the VMs. It returns an error if no VM
+// can ever take a build, and at the manager's end.
+func (m *Manager) awaitRoom() (*instance.Reservation, error) {
 	for m.held() >= maxHeld && pause.For(m.takes, time.Second/10) == nil {
 	}
-	return m.cfg.Group.AwaitRoom(m.takes)
+	return m.cfg.Group.Reserve(m.takes, queueParty, nil)
 }
 
 // held returns how many builds have no slot.
@@ -76,8 +97,9 @@ func (m *Manager) held() (n int) {
 	return n
 }
 
-// accept begins a build that came from the queue.
-func (m *Manager) accept(d *state.Delivery) error {
+// accept begins a build that came from the queue, with a slot that was reserved for it; it may be nil.
+func (m *Manager) accept(d *state.Delivery, room *instance.Reservation) error {
+	defer room.Release() // unless the build has it
 	r, err := d.Request()
 	if err != nil {
 		return err
@@ -123,7 +145,7 @@ func (m *Manager) accept(d *state.Delivery) error {
 	if rec != nil && rec.Phase == state.PhaseRunning && !m.fleet.Has(rec.Instance) {
 		return m.pass(d)
 	}
-	err = m.begin(ctx, r, rec, d)
+	err = m.begin(ctx, r, rec, d, room)
 	if errors.Is(err, state.ErrTaken) {
 		return m.pass(d)
 	}
@@ -136,8 +158,10 @@ func (m *Manager) pass(d *state.Delivery) error {
 	return d.GiveBack(min(wait/2, m.cfg.Lease))
 }
 
-// begin begins or resumes a build.
-func (m *Manager) begin(ctx context.Context, r *state.Request, rec *state.Record, d *state.Delivery) error {
+// begin begins or resumes a build. d may be nil, if the queue has not handed it out, and so may room, a slot for it.
+func (m *Manager) begin(
+	ctx context.Context, r *state.Request, rec *state.Record, d *state.Delivery, room *instance.Reservation,
+) error {
 	log := m.store.NewLog(m.life, r.ID) //nolint:contextcheck // its life is the manager's
 	begun := false
 	defer func() {
@@ -185,7 +209,7 @@ func (m *Manager) begin(ctx context.Context, r *state.Request, rec *state.Record
 		b.cancel(errCanceled)
 	}
 	if rec.Phase != state.PhaseRunning {
-		e.Queue() // builds get their slots in the order of the queue
+		e.Queue(room) // builds get their slots in the order of the queue
 	}
 	if !m.launch(b) { //nolint:contextcheck // its life is the manager's
 		_ = e.Leave(m.life)           //nolint:contextcheck // it has nothing but its place there

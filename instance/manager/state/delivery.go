@@ -43,8 +43,9 @@ func (d *Delivery) Times() uint64 {
 	return at.NumDelivered
 }
 
-// IsLate reports whether another manager may have the request.
-func (d *Delivery) IsLate() bool { return !d.Until.IsZero() && !time.Now().Before(d.Until) }
+// IsLate reports whether another manager may have the request. A nil Delivery, of a request that the queue has not handed
+// out, is not late.
+func (d *Delivery) IsLate() bool { return d != nil && !d.Until.IsZero() && !time.Now().Before(d.Until) }
 
 // Ack takes the request out of the queue: its build has ended.
 func (d *Delivery) Ack() error { return d.msg.Ack() }
@@ -120,6 +121,20 @@ func (q *Queue) Next(ctx context.Context) (*Delivery, error) {
 			return nil, err
 		}
 	}
+}
+
+// Poll returns the next request of the queue if there is one now, and otherwise nil. It waits a second at most for servers
+// that do not answer.
+func (q *Queue) Poll() (*Delivery, error) {
+	asked := time.Now()
+	batch, err := q.consumer.FetchNoWait(1)
+	if err != nil {
+		return nil, err
+	}
+	for msg := range batch.Messages() {
+		return &Delivery{msg: msg, Asked: asked}, nil
+	}
+	return nil, batch.Error()
 }
 
 // Mend opens the queue again if err says that the servers do not have it any more.
