@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"reflect"
 	"slices"
 	"strconv"
 	"sync"
@@ -87,6 +88,10 @@ func (p *Process) connect(c *Command) error {
 		}
 		if file, ok := w.(*os.File); ok {
 			files[1+i] = file
+			continue
+		}
+		if i == 1 && reflect.ValueOf(w).Comparable() && w == c.Stdout {
+			files[2] = files[1]
 			continue
 		}
 		pump, end, err := newPump([2]string{"stdout", "stderr"}[i], w)

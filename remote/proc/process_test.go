@@ -64,6 +64,20 @@ func TestOutputArrivesWholeAndSeparate(t *testing.T) {
 	require.Equal(t, sha256.Sum256(bytes.Repeat([]byte("e"), size)), sha256.Sum256(errs.Bytes()))
 }
 
+func TestOutputForOneWriterHasTheOrderOfTheCommand(t *testing.T) {
+	var all bytes.Buffer
+	c := shell(`i=0; while [ $i -lt 2000 ]; do i=$((i+1)); echo out $i; echo err $i >&2; done`)
+	c.Stdout, c.Stderr = &all, &all
+	p := start(t, c)
+	require.Zero(t, wait(t, p).Code)
+	require.NoError(t, p.Close())
+	var want strings.Builder
+	for i := range 2000 {
+		fmt.Fprintf(&want, "out %d\nerr %[1]d\n", i+1)
+	}
+	require.Equal(t, want.String(), all.String())
+}
+
 // brokenWriter takes so many bytes, and then fails.
 type brokenWriter struct {
 	room int

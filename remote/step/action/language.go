@@ -152,7 +152,7 @@ func (s *session) load(
 	case !strings.Contains(ref.GetRepository(), "/"):
 		return nil, fmt.Errorf("the action %s has no owner: write owner/repository@revision", a.name())
 	default:
-		url = githubServer + "/" + ref.GetRepository()
+		url = cmp.Or(s.server, githubServer) + "/" + ref.GetRepository()
 	}
 	a.component, err = s.call.Fetch(ctx, &pb.Reference{Protocol: pb.Reference_git, Url: url, Rev: rev})
 	if err != nil {
@@ -274,6 +274,9 @@ const (
 	inputNeeds      = "needs"
 	inputStrategy   = "strategy"
 	inputInWorkflow = "in_workflow"
+
+	inputActions = "actions"
+	inputMarks   = "marks"
 )
 
 // runJob runs the steps of a workflow's job.
@@ -287,6 +290,11 @@ func (s *session) runJob(ctx context.Context) engine.Result {
 	s.github["workflow"] = expression.String(cmp.Or(s.variable(callerVariable), j.workflow))
 	s.github["job"] = expression.String(j.Name)
 	s.inProject, s.repository = c.Inputs[inputInProject].Truthy(), c.Inputs[inputRepository].Text()
+	s.server = c.Inputs[inputActions].Text()
+	if token := c.Inputs[inputMarks].Text(); token != "" {
+		s.mark = "##[step:" + token + "] "
+		c.Place.Stderr = c.Place.Stdout // so that the marks stand between the output of the steps
+	}
 	if locked, _ := c.Inputs[inputLocked].Any().(map[string]any); len(locked) > 0 {
 		s.locked = locked
 	}

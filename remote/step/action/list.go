@@ -160,7 +160,9 @@ func (l *list) run(ctx context.Context, results []engine.StepResult) engine.Resu
 	out := engine.Result{Status: engine.Success}
 	for i, s := range l.specs {
 		res := &results[i]
+		l.tell(i, "begin")
 		o, conclusion := l.runStep(ctx, s, res)
+		l.tell(i, conclusion)
 		switch {
 		case conclusion == failure && !l.failed:
 			l.failed = true
@@ -170,6 +172,13 @@ func (l *list) run(ctx context.Context, results []engine.StepResult) engine.Resu
 		}
 	}
 	return out
+}
+
+// tell marks the begin or the end of a step of the job in the output.
+func (l *list) tell(step int, what string) {
+	if l.mark != "" && l == l.top {
+		_, _ = fmt.Fprintf(l.call.Place.Stdout, "%s%d %s\n", l.mark, step, what) // a failure is that of the job's output
+	}
 }
 
 // The values of outcome and conclusion.

@@ -418,6 +418,58 @@ func TestTokenReachesOnlyTheInputThatAsksForIt(t *testing.T) {
 	require.NotContains(t, tr.trace.Identity.Job.Vars, "GITHUB_TOKEN")
 }
 
+// A program that reports steps finds them in the log by the marks: each step with its result, between them the output of
+// both streams as the steps have written it, and outside of them what belongs to no step.
+func TestMarksTellWhereEachStepBeginsAndEnds(t *testing.T) {
+	tr := newTrial(t)
+	tr.steps(`[{"name": "job", "step": "builtin://github/job", "inputs": {"marks": "t0ken", "workflow": "` +
+		strings.ReplaceAll(`on: push
+jobs:
+  test:
+    steps:
+    - run: for i in 1 2 3; do echo out $i; echo err $i >&2; done
+    - {run: printf unfinished; exit 3, continue-on-error: true}
+    - {run: echo no, if: false}
+    - run: exit 4
+    - {run: echo always, if: always()}
+    - uses: ./own
+      if: always()
+`, "\n", "\\n") + `"}}]`)
+	tr.file("own/action.yml", "runs: {using: composite, steps: [{run: echo inner, shell: sh}, {run: echo more, shell: sh}]}\n")
+	tr.fail("exit status 4")
+	require.Equal(t, `##[step:t0ken] 0 begin
+out 1
+err 1
+out 2
+err 2
+out 3
+err 3
+##[step:t0ken] 0 success
+##[step:t0ken] 1 begin
+unfinished##[step:t0ken] 1 success
+##[step:t0ken] 2 begin
+##[step:t0ken] 2 skipped
+##[step:t0ken] 3 begin
+##[step:t0ken] 3 failure
+##[step:t0ken] 4 begin
+always
+##[step:t0ken] 4 success
+##[step:t0ken] 5 begin
+inner
+more
+##[step:t0ken] 5 success
+`, tr.log.String())
+}
+
+// Actions that name no server come from that of the job, also those that other actions use.
+func TestActionsComeFromTheServerOfTheJob(t *testing.T) {
+	tr := newTrial(t)
+	tr.steps(`[{"name": "job", "step": "builtin://github/job", "inputs": {"actions": "https://git.invalid:3000", ` +
+		`"workflow": "on: push\njobs: {a: {steps: [{uses: o/r@v1}]}}"}}]`)
+	tr.remotes(t.TempDir())
+	tr.fail("git.invalid")
+}
+
 func TestHashFilesIsThatOfGitHub(t *testing.T) {
 	tr := newTrial(t)
 	tr.file("a/go.sum", "one\n")

@@ -71,7 +71,11 @@ func (x *running) exec(ctx context.Context, p process, env map[string]string) en
 	defer x.call.RemoveFiles(p.files.name, fileKinds)
 	x.now.Status = engine.Running
 	x.shows = x.debug()
-	stdout, stderr := x.scanner(x.call.Place.Stdout), x.scanner(x.call.Place.Stderr)
+	stdout := x.scanner(x.call.Place.Stdout)
+	stderr := stdout // in the order in which the step writes
+	if x.mark == "" {
+		stderr = x.scanner(x.call.Place.Stderr)
+	}
 	p.Stdout = stdout
 	if p.Stderr == nil {
 		p.Stderr = stderr

@@ -49,6 +49,10 @@ type session struct {
 	repository string
 	// locked are commits of actions by their LockKey. If it is not nil, actions have these, and others are refused.
 	locked map[string]any
+	// server is where actions come from that name no server, in place of github.com. It may be empty.
+	server string
+	// mark begins the lines in the output that tell where each step of the job begins and ends. If empty, there are none.
+	mark string
 
 	github map[string]expression.Value // the context github
 	global map[string]string           // variables that steps have set; they override those of the call

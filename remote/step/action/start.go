@@ -102,6 +102,17 @@ func (j *Job) Needs() []string {
 	return names
 }
 
+// NeedAlso makes the job need jobs that are not in its workflow.
+func (j *Job) NeedAlso(names []string) {
+	j.needs = slices.Clip(j.needs)
+	for _, name := range names {
+		j.needs = append(j.needs, need{name, j.at})
+	}
+}
+
+// Steps returns the number of the job's steps.
+func (j *Job) Steps() int { return len(j.steps) }
+
 // If returns the if of the job. It may be empty.
 func (j *Job) If() string { return j.when.text }
 
