@@ -212,6 +212,7 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 		return err
 	}
 	defer closeVMs()
+	vms.SetShares(f.doors.gitea.Shares())
 	counts := metrics.New(buildinfo.Version())
 	provider, err := f.provider(vms, bootstrap, counts, logger)
 	if err != nil {
@@ -269,6 +270,9 @@ func (f *managerFlags) settings() (group int, open manager.Config, err error) {
 	}
 	if err == nil {
 		err = f.checkPlaces()
+	}
+	if err == nil && nats != nil && len(f.doors.gitea) > 0 {
+		err = errors.New("gitea does not work with --nats yet: use a manager with a state of its own")
 	}
 	if err == nil {
 		err = f.doors.check()

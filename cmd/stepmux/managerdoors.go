@@ -16,6 +16,7 @@ import (
 
 	"github.com/stepmux/stepmux/instance/manager"
 	"github.com/stepmux/stepmux/instance/manager/access"
+	"github.com/stepmux/stepmux/instance/manager/giteadoor"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/instance/manager/page"
 	"github.com/stepmux/stepmux/instance/manager/sshdoor"
@@ -27,6 +28,7 @@ type doorFlags struct {
 	sshForward           bool
 	api, page            string
 	cert, certKey, token string
+	gitea                giteadoor.Servers
 }
 
 func (f *doorFlags) register(fl *pflag.FlagSet) {
@@ -45,6 +47,8 @@ func (f *doorFlags) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.certKey, "tls-key", "", "file with the key of --tls-cert, in PEM")
 	fl.StringVar(&f.token, "token-file", "", "file with the token for --api-listen and --http-listen; it is made if it "+
 		"is missing (default for --api-listen token in the state directory)")
+	fl.Var(&f.gitea, "gitea", "take jobs from Gitea and Forgejo servers: a mapping with the keys url, token-file, labels, "+
+		"name, runner, limit and share for each, see docs/gitea.md (default off)")
 	grouped(fl, doorGroup)
 }
 
@@ -189,6 +193,9 @@ func (d *tcpDoors) serve(
 	if d.api != nil {
 		cfg.Logger.Info("API listens", "url", "https://"+d.api.Addr().String(), "token", file)
 		serving.Go(func() { failed <- m.ServeTCP(ctx, d.api, cert, token) })
+	}
+	for _, server := range d.flags.gitea {
+		serving.Go(func() { m.ServeGitea(ctx, server) })
 	}
 	return func() {
 		closePage()

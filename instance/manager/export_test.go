@@ -535,3 +535,18 @@ func (m *Manager) KeptArtifacts(t *testing.T, pipeline string) int {
 func (m *Manager) RemovePipeline(t *testing.T, id string) {
 	require.NoError(t, m.store.Pipelines.Purge(t.Context(), "record."+id))
 }
+
+// KeptTasks returns the keys of the tasks that are kept of a door.
+func (m *Manager) KeptTasks(t *testing.T, name string) (keys []string) {
+	t.Helper()
+	var kept map[string][]byte
+	require.Eventually(t, func() bool { // it forgets a task after its report
+		var err error
+		kept, err = m.store.KeptTexts(t.Context(), "gitea."+name+".task")
+		return err == nil && len(kept) == 0
+	}, 5*time.Second, time.Millisecond)
+	for key := range kept {
+		keys = append(keys, key)
+	}
+	return keys
+}

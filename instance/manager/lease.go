@@ -215,9 +215,12 @@ var (
 	errLeaseWaits = errors.New("another call waits for this lease, or its end")
 )
 
+// leaseParty is that of leases, and of logins, among those that wait for slots: they do not wait behind the whole queue.
+const leaseParty = "leases"
+
 func (m *Manager) newLease(name string, b instance.Build) *lease {
 	none := time.Duration(0)
-	b.ID, b.Linger = name, &none
+	b.ID, b.Linger, b.Party = name, &none, leaseParty
 	e := m.cfg.Provider.Executor(b)
 	return &lease{
 		name: name, executor: e, commands: command.On(e), released: make(chan struct{}), ended: make(chan struct{}),

@@ -37,6 +37,7 @@ type Manager struct {
 	closed sync.Once
 
 	services *actionservices.Server // for the actions of workflows
+	rooms    rooms
 
 	backlog backlog
 	leases  leases

@@ -135,10 +135,17 @@ func (p *PipelineRun) push(ctx context.Context, id string, a PipelineAttempt) er
 	if err == nil {
 		err = p.complete(ctx, req, a.Job)
 	}
+	var r *state.Request
 	if err == nil {
-		err = p.m.store.Persist(ctx, func(ctx context.Context) error { return p.m.store.PushBuild(ctx, id, req) })
+		err = p.m.store.Persist(ctx, func(ctx context.Context) (err error) {
+			r, err = p.m.store.PushBuild(ctx, id, req)
+			return err
+		})
 	}
-	if err == nil || ctx.Err() != nil {
+	if err == nil {
+		return p.m.beginInRoom(ctx, r, p.id)
+	}
+	if ctx.Err() != nil {
 		return err
 	}
 	return p.refuse(ctx, id, err)
@@ -232,8 +239,11 @@ func (p *PipelineRun) cancelBuild(id string) error {
 }
 
 // Labels returns the labels of the VMs.
-func (p *PipelineRun) Labels() (all []map[string]string) {
-	for _, in := range p.m.cfg.Group.Instances() {
+func (p *PipelineRun) Labels() []map[string]string { return p.m.labels() }
+
+// labels returns the labels of the VMs.
+func (m *Manager) labels() (all []map[string]string) {
+	for _, in := range m.cfg.Group.Instances() {
 		all = append(all, in.Labels)
 	}
 	return all

@@ -316,7 +316,7 @@ func (m *Manager) follow(ctx context.Context, req *pb.FollowRequest, send func(*
 		if len(text) == 0 && missing == 0 {
 			return nil
 		}
-		err := send(&pb.FollowResponse{Text: text, Offset: at, Missing: missing})
+		err := send(&pb.FollowResponse{Text: text, Offset: at, Missing: missing, At: timeOf(p.At)})
 		at += int64(len(text))
 		return err
 	})

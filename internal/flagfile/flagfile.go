@@ -65,6 +65,11 @@ func setFlags(fl *pflag.FlagSet, r *yamltree.Reader, entries []yamltree.Entry) {
 			r.Failf(e.At, "%s", yamltree.Unknown(e.Key, "the file", names, ""))
 			return
 		}
+		if own, ok := flag.Value.(Structured); ok {
+			own.Read(r, e.Value)
+			flag.Changed = true
+			continue
+		}
 		values := []*yaml.Node{e.Value}
 		if e.Value.Kind == yaml.SequenceNode && repeats(flag) {
 			values = r.List(e.Value, e.Key)
@@ -85,6 +90,15 @@ func setFlags(fl *pflag.FlagSet, r *yamltree.Reader, entries []yamltree.Entry) {
 			}
 		}
 	}
+}
+
+// Structured is the value of a flag that is no text in a file. It cannot be given on the command line.
+type Structured interface {
+	pflag.Value
+	// Read reads the value in a file. Mistakes go to r.
+	Read(r *yamltree.Reader, n *yaml.Node)
+	// Schema is the JSON Schema of the value, without a description.
+	Schema() map[string]any
 }
 
 // Cause returns the mistake in the value of a flag, and the values that the flag takes.
@@ -115,6 +129,10 @@ func Schema(fl *pflag.FlagSet, title string) map[string]any {
 		}
 		_, usage := pflag.UnquoteUsage(f)
 		key := map[string]any{"description": usage, "type": types}
+		if own, ok := f.Value.(Structured); ok {
+			key = own.Schema()
+			key["description"] = usage
+		}
 		if repeats(f) {
 			key["type"] = append(types, "array")
 			key["items"] = map[string]any{"type": types}

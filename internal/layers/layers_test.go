@@ -99,6 +99,10 @@ var allowed = map[string][]string{
 	"instance/manager/sshdoor": {
 		"instance/manager/command", "internal/flight", "internal/pause", "internal/privatefile", "internal/wire",
 	},
+	"instance/manager/giteadoor": {
+		"instance/manager/managerv1", "internal/boundedfile", "internal/pause", "internal/sortedkeys", "internal/termtext",
+		"internal/yamltree", "remote/api/stepmuxv1",
+	},
 	"instance/manager/page": {
 		"internal/plural",
 		"instance", "instance/control", "instance/manager/access", "instance/manager/managerv1", "internal/boundedhttp",
@@ -108,8 +112,8 @@ var allowed = map[string][]string{
 		"remote/api/stepmuxv1",
 		"instance", "instance/batch", "instance/control", "instance/manager/managerv1", "connector", "connector/buildlog",
 		"connector/place/**", "connector/files", "instance/manager/access",
-		"instance/manager/archive", "instance/manager/claims", "instance/manager/command", "instance/manager/natscall",
-		"instance/manager/seal", "instance/manager/sshdoor", "instance/manager/state",
+		"instance/manager/archive", "instance/manager/claims", "instance/manager/command", "instance/manager/giteadoor",
+		"instance/manager/natscall", "instance/manager/seal", "instance/manager/sshdoor", "instance/manager/state",
 		"internal/actionservices", "internal/contents", "internal/wire", "internal/pause", "internal/rmtree",
 		"internal/labels", "remote/step/lang", // for warnings about the scripts of jobs
 		"internal/termtext",
@@ -199,7 +203,7 @@ var allowed = map[string][]string{
 	},
 	"internal/standalone": {
 		"remote/step/component",
-		"remote/step/action", "pipeline", "internal/boundedfile",
+		"remote/step/action", "pipeline", "internal/boundedfile", "internal/sortedkeys",
 		"internal/termtext", "remote/job/service", "remote/step/trace", "remote/step/trace/recording", "remote/job",
 		"remote/step/engine", "remote/step/fetch", "internal/standalone/gitlabci", "internal/standalone/answers",
 		"remote/step/lang", "remote/step/expr", "remote/step/annotation",
@@ -240,7 +244,7 @@ var allowed = map[string][]string{
 		"internal/standalone/githubpipeline", "internal/standalone/gitlabci",
 		"internal/standalone/gitlabpipeline", "internal/standalone/whole", "internal/standalone/whole/carry", "pipeline",
 		"remote", "remote/api/stepmuxv1", "remote/step/engine", "remote/step/mask", "internal/rmtree",
-		"connector/place", "internal/standalone/jobplace", "remote/step/trace",
+		"connector/place", "internal/standalone/jobplace", "remote/step/action", "remote/step/trace",
 	},
 	"internal/standalone/checkout": {"internal/boundedfile", "internal/subprocess", "internal/standalone/gitlabci"},
 	"remote/step/lang": {

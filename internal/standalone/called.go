@@ -88,7 +88,7 @@ func (w *Workflow) find(j *action.Job) (*called, error) {
 // read reads a workflow that is called.
 func (w *Workflow) read(of action.Uses) *called {
 	c := &called{src: w.src}
-	c.src.Name, c.src.Inputs = of.Path, nil
+	c.src.Name, c.src.Inputs, c.src.Needs = of.Path, nil, nil
 	if c.src.Text, c.src.commit, c.err = w.text(of); c.err != nil {
 		return c
 	}

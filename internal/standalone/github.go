@@ -89,6 +89,11 @@ func gitHubJob(src Source, job *action.Job, run gitHubRun) (*Job, error) {
 	if src.Repository != "" && bytes.Contains(src.Text, []byte(lang.Self)) { // a VM's older program has no such input
 		inputs["repository"] = src.Repository
 	}
+	for input, text := range map[string]string{"marks": src.Marks, "actions": src.Actions} {
+		if text != "" {
+			inputs[input] = lang.Escape(text)
+		}
+	}
 	if !src.NoFiles && (src.Answers != nil || hasFiles(src.WorkDir)) {
 		inputs["in_project"] = true
 	}

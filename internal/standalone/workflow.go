@@ -3,6 +3,7 @@ package standalone
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -10,6 +11,7 @@ import (
 
 	"go.yaml.in/yaml/v4"
 
+	"github.com/stepmux/stepmux/internal/sortedkeys"
 	"github.com/stepmux/stepmux/pipeline"
 	"github.com/stepmux/stepmux/remote/step/action"
 	"github.com/stepmux/stepmux/remote/step/engine"
@@ -43,6 +45,9 @@ func ReadWorkflow(src Source) (*Workflow, error) {
 	if src.lock, err = src.readLock(); err != nil {
 		return nil, err
 	}
+	for _, j := range read.Jobs {
+		j.NeedAlso(sortedkeys.Of(src.Needs))
+	}
 	w := &Workflow{Workflow: read, src: src, calls: map[string]*called{}}
 	if w.inputs, w.Notices, err = read.Jobs[0].Inputs(src.Inputs); err != nil {
 		return nil, err
@@ -66,6 +71,9 @@ func GraphOf(w *action.Workflow) (g pipeline.Graph) {
 	for _, j := range w.Jobs {
 		node := pipeline.Node{Name: j.Name, Place: j.Place(), When: pipeline.Asked, Free: true}
 		for _, name := range j.Needs() {
+			if w.Job(name) == nil { // it ran elsewhere
+				continue
+			}
 			node.Needs = append(node.Needs, pipeline.Need{Name: name, Edge: pipeline.Control | pipeline.Values})
 		}
 		g.Nodes = append(g.Nodes, node)
@@ -99,6 +107,11 @@ func (w *Workflow) chooseEvent() {
 
 // Values returns the values for a job of the workflow. needs has the outcomes of the jobs that it needs.
 func (w *Workflow) Values(needs map[string]action.Outcome, cancelled bool) action.Values {
+	if len(w.src.Needs) > 0 {
+		all := maps.Clone(w.src.Needs)
+		maps.Copy(all, needs)
+		needs = all
+	}
 	return action.Values{Inputs: w.inputs, Vars: w.src.Vars, Needs: needs, Cancelled: cancelled}
 }
 

@@ -137,7 +137,7 @@ func (x Pipeline_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Pipeline_Phase.Descriptor instead.
 func (Pipeline_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{41, 0}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{42, 0}
 }
 
 // SubmitRequest asks for a build. The queue keeps it without its key.
@@ -1249,7 +1249,9 @@ type FollowResponse struct {
 	// missing is how many bytes before offset are not kept any more.
 	Missing int64 `protobuf:"varint,3,opt,name=missing,proto3" json:"missing,omitempty"`
 	// build is set in the last message of a call with follow.
-	Build         *Build `protobuf:"bytes,4,opt,name=build,proto3" json:"build,omitempty"`
+	Build *Build `protobuf:"bytes,4,opt,name=build,proto3" json:"build,omitempty"`
+	// at is when the text was stored. Not set: that is not known.
+	At            *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=at,proto3" json:"at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1308,6 +1310,13 @@ func (x *FollowResponse) GetMissing() int64 {
 func (x *FollowResponse) GetBuild() *Build {
 	if x != nil {
 		return x.Build
+	}
+	return nil
+}
+
+func (x *FollowResponse) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
 	}
 	return nil
 }
@@ -2570,7 +2579,14 @@ type PipelineSource struct {
 	// changed are the files that have changed, for each base that the text compares with.
 	Changed []*Changes `protobuf:"bytes,10,rep,name=changed,proto3" json:"changed,omitempty"`
 	// has_elsewhere says that files from elsewhere are not left out.
-	HasElsewhere  bool `protobuf:"varint,11,opt,name=has_elsewhere,json=hasElsewhere,proto3" json:"has_elsewhere,omitempty"`
+	HasElsewhere bool `protobuf:"varint,11,opt,name=has_elsewhere,json=hasElsewhere,proto3" json:"has_elsewhere,omitempty"`
+	// needs are the outcomes of jobs that ran elsewhere, and that each job of a workflow needs.
+	Needs map[string]*EndedJob `protobuf:"bytes,12,rep,name=needs,proto3" json:"needs,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// marks is a token: the log of a job of a workflow has a line with it where each of its steps begins and ends. Empty:
+	// there are no such lines.
+	Marks string `protobuf:"bytes,13,opt,name=marks,proto3" json:"marks,omitempty"`
+	// actions is the URL of the server of actions that name none. Empty: github.com.
+	Actions       string `protobuf:"bytes,14,opt,name=actions,proto3" json:"actions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2682,6 +2698,81 @@ func (x *PipelineSource) GetHasElsewhere() bool {
 	return false
 }
 
+func (x *PipelineSource) GetNeeds() map[string]*EndedJob {
+	if x != nil {
+		return x.Needs
+	}
+	return nil
+}
+
+func (x *PipelineSource) GetMarks() string {
+	if x != nil {
+		return x.Marks
+	}
+	return ""
+}
+
+func (x *PipelineSource) GetActions() string {
+	if x != nil {
+		return x.Actions
+	}
+	return ""
+}
+
+// EndedJob is the outcome of a job of a workflow.
+type EndedJob struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// result is success, failure, cancelled or skipped.
+	Result        string            `protobuf:"bytes,1,opt,name=result,proto3" json:"result,omitempty"`
+	Outputs       map[string]string `protobuf:"bytes,2,rep,name=outputs,proto3" json:"outputs,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndedJob) Reset() {
+	*x = EndedJob{}
+	mi := &file_managerv1_manager_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndedJob) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndedJob) ProtoMessage() {}
+
+func (x *EndedJob) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndedJob.ProtoReflect.Descriptor instead.
+func (*EndedJob) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *EndedJob) GetResult() string {
+	if x != nil {
+		return x.Result
+	}
+	return ""
+}
+
+func (x *EndedJob) GetOutputs() map[string]string {
+	if x != nil {
+		return x.Outputs
+	}
+	return nil
+}
+
 type NamedValue struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -2692,7 +2783,7 @@ type NamedValue struct {
 
 func (x *NamedValue) Reset() {
 	*x = NamedValue{}
-	mi := &file_managerv1_manager_proto_msgTypes[36]
+	mi := &file_managerv1_manager_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2704,7 +2795,7 @@ func (x *NamedValue) String() string {
 func (*NamedValue) ProtoMessage() {}
 
 func (x *NamedValue) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[36]
+	mi := &file_managerv1_manager_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2717,7 +2808,7 @@ func (x *NamedValue) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamedValue.ProtoReflect.Descriptor instead.
 func (*NamedValue) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{36}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *NamedValue) GetName() string {
@@ -2746,7 +2837,7 @@ type SourceFile struct {
 
 func (x *SourceFile) Reset() {
 	*x = SourceFile{}
-	mi := &file_managerv1_manager_proto_msgTypes[37]
+	mi := &file_managerv1_manager_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2758,7 +2849,7 @@ func (x *SourceFile) String() string {
 func (*SourceFile) ProtoMessage() {}
 
 func (x *SourceFile) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[37]
+	mi := &file_managerv1_manager_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2771,7 +2862,7 @@ func (x *SourceFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceFile.ProtoReflect.Descriptor instead.
 func (*SourceFile) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{37}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *SourceFile) GetPath() string {
@@ -2809,7 +2900,7 @@ type Changes struct {
 
 func (x *Changes) Reset() {
 	*x = Changes{}
-	mi := &file_managerv1_manager_proto_msgTypes[38]
+	mi := &file_managerv1_manager_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2821,7 +2912,7 @@ func (x *Changes) String() string {
 func (*Changes) ProtoMessage() {}
 
 func (x *Changes) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[38]
+	mi := &file_managerv1_manager_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2834,7 +2925,7 @@ func (x *Changes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Changes.ProtoReflect.Descriptor instead.
 func (*Changes) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{38}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Changes) GetBase() string {
@@ -2881,7 +2972,7 @@ type PipelineChoice struct {
 
 func (x *PipelineChoice) Reset() {
 	*x = PipelineChoice{}
-	mi := &file_managerv1_manager_proto_msgTypes[39]
+	mi := &file_managerv1_manager_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2893,7 +2984,7 @@ func (x *PipelineChoice) String() string {
 func (*PipelineChoice) ProtoMessage() {}
 
 func (x *PipelineChoice) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[39]
+	mi := &file_managerv1_manager_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2906,7 +2997,7 @@ func (x *PipelineChoice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PipelineChoice.ProtoReflect.Descriptor instead.
 func (*PipelineChoice) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{39}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *PipelineChoice) GetJob() string {
@@ -2960,7 +3051,7 @@ type SubmitPipelineResponse struct {
 
 func (x *SubmitPipelineResponse) Reset() {
 	*x = SubmitPipelineResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[40]
+	mi := &file_managerv1_manager_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2972,7 +3063,7 @@ func (x *SubmitPipelineResponse) String() string {
 func (*SubmitPipelineResponse) ProtoMessage() {}
 
 func (x *SubmitPipelineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[40]
+	mi := &file_managerv1_manager_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2985,7 +3076,7 @@ func (x *SubmitPipelineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubmitPipelineResponse.ProtoReflect.Descriptor instead.
 func (*SubmitPipelineResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{40}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *SubmitPipelineResponse) GetId() string {
@@ -3026,7 +3117,7 @@ type Pipeline struct {
 
 func (x *Pipeline) Reset() {
 	*x = Pipeline{}
-	mi := &file_managerv1_manager_proto_msgTypes[41]
+	mi := &file_managerv1_manager_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3038,7 +3129,7 @@ func (x *Pipeline) String() string {
 func (*Pipeline) ProtoMessage() {}
 
 func (x *Pipeline) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[41]
+	mi := &file_managerv1_manager_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3051,7 +3142,7 @@ func (x *Pipeline) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pipeline.ProtoReflect.Descriptor instead.
 func (*Pipeline) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{41}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Pipeline) GetId() string {
@@ -3193,7 +3284,7 @@ type PipelineJob struct {
 
 func (x *PipelineJob) Reset() {
 	*x = PipelineJob{}
-	mi := &file_managerv1_manager_proto_msgTypes[42]
+	mi := &file_managerv1_manager_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3205,7 +3296,7 @@ func (x *PipelineJob) String() string {
 func (*PipelineJob) ProtoMessage() {}
 
 func (x *PipelineJob) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[42]
+	mi := &file_managerv1_manager_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3218,7 +3309,7 @@ func (x *PipelineJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PipelineJob.ProtoReflect.Descriptor instead.
 func (*PipelineJob) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{42}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PipelineJob) GetName() string {
@@ -3315,7 +3406,7 @@ type ListPipelinesRequest struct {
 
 func (x *ListPipelinesRequest) Reset() {
 	*x = ListPipelinesRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[43]
+	mi := &file_managerv1_manager_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3327,7 +3418,7 @@ func (x *ListPipelinesRequest) String() string {
 func (*ListPipelinesRequest) ProtoMessage() {}
 
 func (x *ListPipelinesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[43]
+	mi := &file_managerv1_manager_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3340,7 +3431,7 @@ func (x *ListPipelinesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPipelinesRequest.ProtoReflect.Descriptor instead.
 func (*ListPipelinesRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{43}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListPipelinesRequest) GetLimit() int32 {
@@ -3359,7 +3450,7 @@ type ListPipelinesResponse struct {
 
 func (x *ListPipelinesResponse) Reset() {
 	*x = ListPipelinesResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[44]
+	mi := &file_managerv1_manager_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3371,7 +3462,7 @@ func (x *ListPipelinesResponse) String() string {
 func (*ListPipelinesResponse) ProtoMessage() {}
 
 func (x *ListPipelinesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[44]
+	mi := &file_managerv1_manager_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3384,7 +3475,7 @@ func (x *ListPipelinesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPipelinesResponse.ProtoReflect.Descriptor instead.
 func (*ListPipelinesResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{44}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListPipelinesResponse) GetPipelines() []*Pipeline {
@@ -3404,7 +3495,7 @@ type GetPipelineRequest struct {
 
 func (x *GetPipelineRequest) Reset() {
 	*x = GetPipelineRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[45]
+	mi := &file_managerv1_manager_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3416,7 +3507,7 @@ func (x *GetPipelineRequest) String() string {
 func (*GetPipelineRequest) ProtoMessage() {}
 
 func (x *GetPipelineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[45]
+	mi := &file_managerv1_manager_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3429,7 +3520,7 @@ func (x *GetPipelineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPipelineRequest.ProtoReflect.Descriptor instead.
 func (*GetPipelineRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{45}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *GetPipelineRequest) GetId() string {
@@ -3457,7 +3548,7 @@ type PlayPipelineRequest struct {
 
 func (x *PlayPipelineRequest) Reset() {
 	*x = PlayPipelineRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[46]
+	mi := &file_managerv1_manager_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3469,7 +3560,7 @@ func (x *PlayPipelineRequest) String() string {
 func (*PlayPipelineRequest) ProtoMessage() {}
 
 func (x *PlayPipelineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[46]
+	mi := &file_managerv1_manager_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3482,7 +3573,7 @@ func (x *PlayPipelineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlayPipelineRequest.ProtoReflect.Descriptor instead.
 func (*PlayPipelineRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{46}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *PlayPipelineRequest) GetId() string {
@@ -3507,7 +3598,7 @@ type PlayPipelineResponse struct {
 
 func (x *PlayPipelineResponse) Reset() {
 	*x = PlayPipelineResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[47]
+	mi := &file_managerv1_manager_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3519,7 +3610,7 @@ func (x *PlayPipelineResponse) String() string {
 func (*PlayPipelineResponse) ProtoMessage() {}
 
 func (x *PlayPipelineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[47]
+	mi := &file_managerv1_manager_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3532,7 +3623,7 @@ func (x *PlayPipelineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlayPipelineResponse.ProtoReflect.Descriptor instead.
 func (*PlayPipelineResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{47}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{48}
 }
 
 type RetryPipelineRequest struct {
@@ -3544,7 +3635,7 @@ type RetryPipelineRequest struct {
 
 func (x *RetryPipelineRequest) Reset() {
 	*x = RetryPipelineRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[48]
+	mi := &file_managerv1_manager_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3556,7 +3647,7 @@ func (x *RetryPipelineRequest) String() string {
 func (*RetryPipelineRequest) ProtoMessage() {}
 
 func (x *RetryPipelineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[48]
+	mi := &file_managerv1_manager_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3569,7 +3660,7 @@ func (x *RetryPipelineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryPipelineRequest.ProtoReflect.Descriptor instead.
 func (*RetryPipelineRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{48}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RetryPipelineRequest) GetId() string {
@@ -3587,7 +3678,7 @@ type RetryPipelineResponse struct {
 
 func (x *RetryPipelineResponse) Reset() {
 	*x = RetryPipelineResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[49]
+	mi := &file_managerv1_manager_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3599,7 +3690,7 @@ func (x *RetryPipelineResponse) String() string {
 func (*RetryPipelineResponse) ProtoMessage() {}
 
 func (x *RetryPipelineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[49]
+	mi := &file_managerv1_manager_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3612,7 +3703,7 @@ func (x *RetryPipelineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryPipelineResponse.ProtoReflect.Descriptor instead.
 func (*RetryPipelineResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{49}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{50}
 }
 
 // Entry is an action of an operator.
@@ -3633,7 +3724,7 @@ type AuditResponse_Entry struct {
 
 func (x *AuditResponse_Entry) Reset() {
 	*x = AuditResponse_Entry{}
-	mi := &file_managerv1_manager_proto_msgTypes[52]
+	mi := &file_managerv1_manager_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3645,7 +3736,7 @@ func (x *AuditResponse_Entry) String() string {
 func (*AuditResponse_Entry) ProtoMessage() {}
 
 func (x *AuditResponse_Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[52]
+	mi := &file_managerv1_manager_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3709,7 +3800,7 @@ type ExecRequest_Start struct {
 
 func (x *ExecRequest_Start) Reset() {
 	*x = ExecRequest_Start{}
-	mi := &file_managerv1_manager_proto_msgTypes[54]
+	mi := &file_managerv1_manager_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3721,7 +3812,7 @@ func (x *ExecRequest_Start) String() string {
 func (*ExecRequest_Start) ProtoMessage() {}
 
 func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[54]
+	mi := &file_managerv1_manager_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3771,7 +3862,7 @@ type ExecResponse_Exit struct {
 
 func (x *ExecResponse_Exit) Reset() {
 	*x = ExecResponse_Exit{}
-	mi := &file_managerv1_manager_proto_msgTypes[55]
+	mi := &file_managerv1_manager_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3783,7 +3874,7 @@ func (x *ExecResponse_Exit) String() string {
 func (*ExecResponse_Exit) ProtoMessage() {}
 
 func (x *ExecResponse_Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[55]
+	mi := &file_managerv1_manager_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3921,12 +4012,13 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\rFollowRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x03R\x06offset\x12\x16\n" +
-	"\x06follow\x18\x03 \x01(\bR\x06follow\"\x87\x01\n" +
+	"\x06follow\x18\x03 \x01(\bR\x06follow\"\xb3\x01\n" +
 	"\x0eFollowResponse\x12\x12\n" +
 	"\x04text\x18\x01 \x01(\fR\x04text\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x03R\x06offset\x12\x18\n" +
 	"\amissing\x18\x03 \x01(\x03R\amissing\x12/\n" +
-	"\x05build\x18\x04 \x01(\v2\x19.stepmux.manager.v1.BuildR\x05build\"\x1f\n" +
+	"\x05build\x18\x04 \x01(\v2\x19.stepmux.manager.v1.BuildR\x05build\x12*\n" +
+	"\x02at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\x1f\n" +
 	"\rCancelRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x10\n" +
 	"\x0eCancelResponse\"\x0e\n" +
@@ -4019,7 +4111,7 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\aremarks\x18\r \x01(\bR\aremarks\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x99\x04\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe6\x05\n" +
 	"\x0ePipelineSource\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\fR\x04text\x12\x16\n" +
@@ -4034,8 +4126,21 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\x06listed\x18\t \x01(\fR\x06listed\x125\n" +
 	"\achanged\x18\n" +
 	" \x03(\v2\x1b.stepmux.manager.v1.ChangesR\achanged\x12#\n" +
-	"\rhas_elsewhere\x18\v \x01(\bR\fhasElsewhere\x1a9\n" +
+	"\rhas_elsewhere\x18\v \x01(\bR\fhasElsewhere\x12C\n" +
+	"\x05needs\x18\f \x03(\v2-.stepmux.manager.v1.PipelineSource.NeedsEntryR\x05needs\x12\x14\n" +
+	"\x05marks\x18\r \x01(\tR\x05marks\x12\x18\n" +
+	"\aactions\x18\x0e \x01(\tR\aactions\x1a9\n" +
 	"\vInputsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1aV\n" +
+	"\n" +
+	"NeedsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x122\n" +
+	"\x05value\x18\x02 \x01(\v2\x1c.stepmux.manager.v1.EndedJobR\x05value:\x028\x01\"\xa3\x01\n" +
+	"\bEndedJob\x12\x16\n" +
+	"\x06result\x18\x01 \x01(\tR\x06result\x12C\n" +
+	"\aoutputs\x18\x02 \x03(\v2).stepmux.manager.v1.EndedJob.OutputsEntryR\aoutputs\x1a:\n" +
+	"\fOutputsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"6\n" +
 	"\n" +
@@ -4151,7 +4256,7 @@ func file_managerv1_manager_proto_rawDescGZIP() []byte {
 }
 
 var file_managerv1_manager_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_managerv1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
+var file_managerv1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 62)
 var file_managerv1_manager_proto_goTypes = []any{
 	(Build_Phase)(0),               // 0: stepmux.manager.v1.Build.Phase
 	(Pipeline_Phase)(0),            // 1: stepmux.manager.v1.Pipeline.Phase
@@ -4191,36 +4296,39 @@ var file_managerv1_manager_proto_goTypes = []any{
 	(*ReleaseResponse)(nil),        // 35: stepmux.manager.v1.ReleaseResponse
 	(*SubmitPipelineRequest)(nil),  // 36: stepmux.manager.v1.SubmitPipelineRequest
 	(*PipelineSource)(nil),         // 37: stepmux.manager.v1.PipelineSource
-	(*NamedValue)(nil),             // 38: stepmux.manager.v1.NamedValue
-	(*SourceFile)(nil),             // 39: stepmux.manager.v1.SourceFile
-	(*Changes)(nil),                // 40: stepmux.manager.v1.Changes
-	(*PipelineChoice)(nil),         // 41: stepmux.manager.v1.PipelineChoice
-	(*SubmitPipelineResponse)(nil), // 42: stepmux.manager.v1.SubmitPipelineResponse
-	(*Pipeline)(nil),               // 43: stepmux.manager.v1.Pipeline
-	(*PipelineJob)(nil),            // 44: stepmux.manager.v1.PipelineJob
-	(*ListPipelinesRequest)(nil),   // 45: stepmux.manager.v1.ListPipelinesRequest
-	(*ListPipelinesResponse)(nil),  // 46: stepmux.manager.v1.ListPipelinesResponse
-	(*GetPipelineRequest)(nil),     // 47: stepmux.manager.v1.GetPipelineRequest
-	(*PlayPipelineRequest)(nil),    // 48: stepmux.manager.v1.PlayPipelineRequest
-	(*PlayPipelineResponse)(nil),   // 49: stepmux.manager.v1.PlayPipelineResponse
-	(*RetryPipelineRequest)(nil),   // 50: stepmux.manager.v1.RetryPipelineRequest
-	(*RetryPipelineResponse)(nil),  // 51: stepmux.manager.v1.RetryPipelineResponse
-	nil,                            // 52: stepmux.manager.v1.SubmitRequest.LabelsEntry
-	nil,                            // 53: stepmux.manager.v1.Build.LabelsEntry
-	(*AuditResponse_Entry)(nil),    // 54: stepmux.manager.v1.AuditResponse.Entry
-	nil,                            // 55: stepmux.manager.v1.ReserveRequest.LabelsEntry
-	(*ExecRequest_Start)(nil),      // 56: stepmux.manager.v1.ExecRequest.Start
-	(*ExecResponse_Exit)(nil),      // 57: stepmux.manager.v1.ExecResponse.Exit
-	nil,                            // 58: stepmux.manager.v1.SubmitPipelineRequest.LabelsEntry
-	nil,                            // 59: stepmux.manager.v1.PipelineSource.InputsEntry
-	nil,                            // 60: stepmux.manager.v1.Pipeline.CountsEntry
-	(*stepmuxv1.Job)(nil),          // 61: stepmux.v1.Job
-	(*timestamppb.Timestamp)(nil),  // 62: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),    // 63: google.protobuf.Duration
+	(*EndedJob)(nil),               // 38: stepmux.manager.v1.EndedJob
+	(*NamedValue)(nil),             // 39: stepmux.manager.v1.NamedValue
+	(*SourceFile)(nil),             // 40: stepmux.manager.v1.SourceFile
+	(*Changes)(nil),                // 41: stepmux.manager.v1.Changes
+	(*PipelineChoice)(nil),         // 42: stepmux.manager.v1.PipelineChoice
+	(*SubmitPipelineResponse)(nil), // 43: stepmux.manager.v1.SubmitPipelineResponse
+	(*Pipeline)(nil),               // 44: stepmux.manager.v1.Pipeline
+	(*PipelineJob)(nil),            // 45: stepmux.manager.v1.PipelineJob
+	(*ListPipelinesRequest)(nil),   // 46: stepmux.manager.v1.ListPipelinesRequest
+	(*ListPipelinesResponse)(nil),  // 47: stepmux.manager.v1.ListPipelinesResponse
+	(*GetPipelineRequest)(nil),     // 48: stepmux.manager.v1.GetPipelineRequest
+	(*PlayPipelineRequest)(nil),    // 49: stepmux.manager.v1.PlayPipelineRequest
+	(*PlayPipelineResponse)(nil),   // 50: stepmux.manager.v1.PlayPipelineResponse
+	(*RetryPipelineRequest)(nil),   // 51: stepmux.manager.v1.RetryPipelineRequest
+	(*RetryPipelineResponse)(nil),  // 52: stepmux.manager.v1.RetryPipelineResponse
+	nil,                            // 53: stepmux.manager.v1.SubmitRequest.LabelsEntry
+	nil,                            // 54: stepmux.manager.v1.Build.LabelsEntry
+	(*AuditResponse_Entry)(nil),    // 55: stepmux.manager.v1.AuditResponse.Entry
+	nil,                            // 56: stepmux.manager.v1.ReserveRequest.LabelsEntry
+	(*ExecRequest_Start)(nil),      // 57: stepmux.manager.v1.ExecRequest.Start
+	(*ExecResponse_Exit)(nil),      // 58: stepmux.manager.v1.ExecResponse.Exit
+	nil,                            // 59: stepmux.manager.v1.SubmitPipelineRequest.LabelsEntry
+	nil,                            // 60: stepmux.manager.v1.PipelineSource.InputsEntry
+	nil,                            // 61: stepmux.manager.v1.PipelineSource.NeedsEntry
+	nil,                            // 62: stepmux.manager.v1.EndedJob.OutputsEntry
+	nil,                            // 63: stepmux.manager.v1.Pipeline.CountsEntry
+	(*stepmuxv1.Job)(nil),          // 64: stepmux.v1.Job
+	(*timestamppb.Timestamp)(nil),  // 65: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),    // 66: google.protobuf.Duration
 }
 var file_managerv1_manager_proto_depIdxs = []int32{
-	61, // 0: stepmux.manager.v1.SubmitRequest.job:type_name -> stepmux.v1.Job
-	52, // 1: stepmux.manager.v1.SubmitRequest.labels:type_name -> stepmux.manager.v1.SubmitRequest.LabelsEntry
+	64, // 0: stepmux.manager.v1.SubmitRequest.job:type_name -> stepmux.v1.Job
+	53, // 1: stepmux.manager.v1.SubmitRequest.labels:type_name -> stepmux.manager.v1.SubmitRequest.LabelsEntry
 	8,  // 2: stepmux.manager.v1.SubmitRequest.warnings:type_name -> stepmux.manager.v1.Warning
 	4,  // 3: stepmux.manager.v1.SubmitRequest.pipeline:type_name -> stepmux.manager.v1.PipelineBuild
 	5,  // 4: stepmux.manager.v1.SubmitRequest.services:type_name -> stepmux.manager.v1.BuildServices
@@ -4228,86 +4336,90 @@ var file_managerv1_manager_proto_depIdxs = []int32{
 	6,  // 6: stepmux.manager.v1.PipelineBuild.caches:type_name -> stepmux.manager.v1.PipelineCache
 	7,  // 7: stepmux.manager.v1.PipelineCache.has:type_name -> stepmux.manager.v1.Archive
 	0,  // 8: stepmux.manager.v1.Build.phase:type_name -> stepmux.manager.v1.Build.Phase
-	62, // 9: stepmux.manager.v1.Build.submitted:type_name -> google.protobuf.Timestamp
-	62, // 10: stepmux.manager.v1.Build.started:type_name -> google.protobuf.Timestamp
-	62, // 11: stepmux.manager.v1.Build.ended_at:type_name -> google.protobuf.Timestamp
+	65, // 9: stepmux.manager.v1.Build.submitted:type_name -> google.protobuf.Timestamp
+	65, // 10: stepmux.manager.v1.Build.started:type_name -> google.protobuf.Timestamp
+	65, // 11: stepmux.manager.v1.Build.ended_at:type_name -> google.protobuf.Timestamp
 	11, // 12: stepmux.manager.v1.Build.result:type_name -> stepmux.manager.v1.Result
-	53, // 13: stepmux.manager.v1.Build.labels:type_name -> stepmux.manager.v1.Build.LabelsEntry
-	63, // 14: stepmux.manager.v1.Build.connect:type_name -> google.protobuf.Duration
-	63, // 15: stepmux.manager.v1.Build.first_output:type_name -> google.protobuf.Duration
+	54, // 13: stepmux.manager.v1.Build.labels:type_name -> stepmux.manager.v1.Build.LabelsEntry
+	66, // 14: stepmux.manager.v1.Build.connect:type_name -> google.protobuf.Duration
+	66, // 15: stepmux.manager.v1.Build.first_output:type_name -> google.protobuf.Duration
 	8,  // 16: stepmux.manager.v1.Build.warnings:type_name -> stepmux.manager.v1.Warning
 	0,  // 17: stepmux.manager.v1.ListRequest.phase:type_name -> stepmux.manager.v1.Build.Phase
 	10, // 18: stepmux.manager.v1.ListResponse.builds:type_name -> stepmux.manager.v1.Build
 	10, // 19: stepmux.manager.v1.FollowResponse.build:type_name -> stepmux.manager.v1.Build
-	54, // 20: stepmux.manager.v1.AuditResponse.entries:type_name -> stepmux.manager.v1.AuditResponse.Entry
-	63, // 21: stepmux.manager.v1.DrainRequest.for:type_name -> google.protobuf.Duration
-	55, // 22: stepmux.manager.v1.ReserveRequest.labels:type_name -> stepmux.manager.v1.ReserveRequest.LabelsEntry
-	63, // 23: stepmux.manager.v1.ReserveRequest.limit:type_name -> google.protobuf.Duration
-	56, // 24: stepmux.manager.v1.ExecRequest.start:type_name -> stepmux.manager.v1.ExecRequest.Start
-	57, // 25: stepmux.manager.v1.ExecResponse.exit:type_name -> stepmux.manager.v1.ExecResponse.Exit
-	37, // 26: stepmux.manager.v1.SubmitPipelineRequest.source:type_name -> stepmux.manager.v1.PipelineSource
-	41, // 27: stepmux.manager.v1.SubmitPipelineRequest.choice:type_name -> stepmux.manager.v1.PipelineChoice
-	61, // 28: stepmux.manager.v1.SubmitPipelineRequest.options:type_name -> stepmux.v1.Job
-	58, // 29: stepmux.manager.v1.SubmitPipelineRequest.labels:type_name -> stepmux.manager.v1.SubmitPipelineRequest.LabelsEntry
-	5,  // 30: stepmux.manager.v1.SubmitPipelineRequest.services:type_name -> stepmux.manager.v1.BuildServices
-	59, // 31: stepmux.manager.v1.PipelineSource.inputs:type_name -> stepmux.manager.v1.PipelineSource.InputsEntry
-	38, // 32: stepmux.manager.v1.PipelineSource.predefined:type_name -> stepmux.manager.v1.NamedValue
-	39, // 33: stepmux.manager.v1.PipelineSource.files:type_name -> stepmux.manager.v1.SourceFile
-	39, // 34: stepmux.manager.v1.PipelineSource.elsewhere:type_name -> stepmux.manager.v1.SourceFile
-	40, // 35: stepmux.manager.v1.PipelineSource.changed:type_name -> stepmux.manager.v1.Changes
-	1,  // 36: stepmux.manager.v1.Pipeline.phase:type_name -> stepmux.manager.v1.Pipeline.Phase
-	62, // 37: stepmux.manager.v1.Pipeline.submitted:type_name -> google.protobuf.Timestamp
-	62, // 38: stepmux.manager.v1.Pipeline.started:type_name -> google.protobuf.Timestamp
-	62, // 39: stepmux.manager.v1.Pipeline.ended_at:type_name -> google.protobuf.Timestamp
-	44, // 40: stepmux.manager.v1.Pipeline.jobs:type_name -> stepmux.manager.v1.PipelineJob
-	60, // 41: stepmux.manager.v1.Pipeline.counts:type_name -> stepmux.manager.v1.Pipeline.CountsEntry
-	62, // 42: stepmux.manager.v1.PipelineJob.started:type_name -> google.protobuf.Timestamp
-	62, // 43: stepmux.manager.v1.PipelineJob.finished:type_name -> google.protobuf.Timestamp
-	43, // 44: stepmux.manager.v1.ListPipelinesResponse.pipelines:type_name -> stepmux.manager.v1.Pipeline
-	62, // 45: stepmux.manager.v1.AuditResponse.Entry.at:type_name -> google.protobuf.Timestamp
-	2,  // 46: stepmux.manager.v1.Manager.Submit:input_type -> stepmux.manager.v1.SubmitRequest
-	9,  // 47: stepmux.manager.v1.Manager.Get:input_type -> stepmux.manager.v1.GetRequest
-	12, // 48: stepmux.manager.v1.Manager.List:input_type -> stepmux.manager.v1.ListRequest
-	14, // 49: stepmux.manager.v1.Manager.Follow:input_type -> stepmux.manager.v1.FollowRequest
-	16, // 50: stepmux.manager.v1.Manager.Cancel:input_type -> stepmux.manager.v1.CancelRequest
-	18, // 51: stepmux.manager.v1.Manager.Audit:input_type -> stepmux.manager.v1.AuditRequest
-	20, // 52: stepmux.manager.v1.Manager.Status:input_type -> stepmux.manager.v1.StatusRequest
-	22, // 53: stepmux.manager.v1.Manager.Drain:input_type -> stepmux.manager.v1.DrainRequest
-	24, // 54: stepmux.manager.v1.Manager.Undrain:input_type -> stepmux.manager.v1.UndrainRequest
-	26, // 55: stepmux.manager.v1.Manager.KeepProject:input_type -> stepmux.manager.v1.KeepProjectRequest
-	28, // 56: stepmux.manager.v1.Manager.Artifacts:input_type -> stepmux.manager.v1.ArtifactsRequest
-	30, // 57: stepmux.manager.v1.Manager.Reserve:input_type -> stepmux.manager.v1.ReserveRequest
-	32, // 58: stepmux.manager.v1.Manager.Exec:input_type -> stepmux.manager.v1.ExecRequest
-	34, // 59: stepmux.manager.v1.Manager.Release:input_type -> stepmux.manager.v1.ReleaseRequest
-	36, // 60: stepmux.manager.v1.Manager.SubmitPipeline:input_type -> stepmux.manager.v1.SubmitPipelineRequest
-	45, // 61: stepmux.manager.v1.Manager.ListPipelines:input_type -> stepmux.manager.v1.ListPipelinesRequest
-	47, // 62: stepmux.manager.v1.Manager.GetPipeline:input_type -> stepmux.manager.v1.GetPipelineRequest
-	48, // 63: stepmux.manager.v1.Manager.PlayPipeline:input_type -> stepmux.manager.v1.PlayPipelineRequest
-	50, // 64: stepmux.manager.v1.Manager.RetryPipeline:input_type -> stepmux.manager.v1.RetryPipelineRequest
-	3,  // 65: stepmux.manager.v1.Manager.Submit:output_type -> stepmux.manager.v1.SubmitResponse
-	10, // 66: stepmux.manager.v1.Manager.Get:output_type -> stepmux.manager.v1.Build
-	13, // 67: stepmux.manager.v1.Manager.List:output_type -> stepmux.manager.v1.ListResponse
-	15, // 68: stepmux.manager.v1.Manager.Follow:output_type -> stepmux.manager.v1.FollowResponse
-	17, // 69: stepmux.manager.v1.Manager.Cancel:output_type -> stepmux.manager.v1.CancelResponse
-	19, // 70: stepmux.manager.v1.Manager.Audit:output_type -> stepmux.manager.v1.AuditResponse
-	21, // 71: stepmux.manager.v1.Manager.Status:output_type -> stepmux.manager.v1.StatusResponse
-	23, // 72: stepmux.manager.v1.Manager.Drain:output_type -> stepmux.manager.v1.DrainResponse
-	25, // 73: stepmux.manager.v1.Manager.Undrain:output_type -> stepmux.manager.v1.UndrainResponse
-	27, // 74: stepmux.manager.v1.Manager.KeepProject:output_type -> stepmux.manager.v1.KeepProjectResponse
-	29, // 75: stepmux.manager.v1.Manager.Artifacts:output_type -> stepmux.manager.v1.ArtifactsResponse
-	31, // 76: stepmux.manager.v1.Manager.Reserve:output_type -> stepmux.manager.v1.ReserveResponse
-	33, // 77: stepmux.manager.v1.Manager.Exec:output_type -> stepmux.manager.v1.ExecResponse
-	35, // 78: stepmux.manager.v1.Manager.Release:output_type -> stepmux.manager.v1.ReleaseResponse
-	42, // 79: stepmux.manager.v1.Manager.SubmitPipeline:output_type -> stepmux.manager.v1.SubmitPipelineResponse
-	46, // 80: stepmux.manager.v1.Manager.ListPipelines:output_type -> stepmux.manager.v1.ListPipelinesResponse
-	43, // 81: stepmux.manager.v1.Manager.GetPipeline:output_type -> stepmux.manager.v1.Pipeline
-	49, // 82: stepmux.manager.v1.Manager.PlayPipeline:output_type -> stepmux.manager.v1.PlayPipelineResponse
-	51, // 83: stepmux.manager.v1.Manager.RetryPipeline:output_type -> stepmux.manager.v1.RetryPipelineResponse
-	65, // [65:84] is the sub-list for method output_type
-	46, // [46:65] is the sub-list for method input_type
-	46, // [46:46] is the sub-list for extension type_name
-	46, // [46:46] is the sub-list for extension extendee
-	0,  // [0:46] is the sub-list for field type_name
+	65, // 20: stepmux.manager.v1.FollowResponse.at:type_name -> google.protobuf.Timestamp
+	55, // 21: stepmux.manager.v1.AuditResponse.entries:type_name -> stepmux.manager.v1.AuditResponse.Entry
+	66, // 22: stepmux.manager.v1.DrainRequest.for:type_name -> google.protobuf.Duration
+	56, // 23: stepmux.manager.v1.ReserveRequest.labels:type_name -> stepmux.manager.v1.ReserveRequest.LabelsEntry
+	66, // 24: stepmux.manager.v1.ReserveRequest.limit:type_name -> google.protobuf.Duration
+	57, // 25: stepmux.manager.v1.ExecRequest.start:type_name -> stepmux.manager.v1.ExecRequest.Start
+	58, // 26: stepmux.manager.v1.ExecResponse.exit:type_name -> stepmux.manager.v1.ExecResponse.Exit
+	37, // 27: stepmux.manager.v1.SubmitPipelineRequest.source:type_name -> stepmux.manager.v1.PipelineSource
+	42, // 28: stepmux.manager.v1.SubmitPipelineRequest.choice:type_name -> stepmux.manager.v1.PipelineChoice
+	64, // 29: stepmux.manager.v1.SubmitPipelineRequest.options:type_name -> stepmux.v1.Job
+	59, // 30: stepmux.manager.v1.SubmitPipelineRequest.labels:type_name -> stepmux.manager.v1.SubmitPipelineRequest.LabelsEntry
+	5,  // 31: stepmux.manager.v1.SubmitPipelineRequest.services:type_name -> stepmux.manager.v1.BuildServices
+	60, // 32: stepmux.manager.v1.PipelineSource.inputs:type_name -> stepmux.manager.v1.PipelineSource.InputsEntry
+	39, // 33: stepmux.manager.v1.PipelineSource.predefined:type_name -> stepmux.manager.v1.NamedValue
+	40, // 34: stepmux.manager.v1.PipelineSource.files:type_name -> stepmux.manager.v1.SourceFile
+	40, // 35: stepmux.manager.v1.PipelineSource.elsewhere:type_name -> stepmux.manager.v1.SourceFile
+	41, // 36: stepmux.manager.v1.PipelineSource.changed:type_name -> stepmux.manager.v1.Changes
+	61, // 37: stepmux.manager.v1.PipelineSource.needs:type_name -> stepmux.manager.v1.PipelineSource.NeedsEntry
+	62, // 38: stepmux.manager.v1.EndedJob.outputs:type_name -> stepmux.manager.v1.EndedJob.OutputsEntry
+	1,  // 39: stepmux.manager.v1.Pipeline.phase:type_name -> stepmux.manager.v1.Pipeline.Phase
+	65, // 40: stepmux.manager.v1.Pipeline.submitted:type_name -> google.protobuf.Timestamp
+	65, // 41: stepmux.manager.v1.Pipeline.started:type_name -> google.protobuf.Timestamp
+	65, // 42: stepmux.manager.v1.Pipeline.ended_at:type_name -> google.protobuf.Timestamp
+	45, // 43: stepmux.manager.v1.Pipeline.jobs:type_name -> stepmux.manager.v1.PipelineJob
+	63, // 44: stepmux.manager.v1.Pipeline.counts:type_name -> stepmux.manager.v1.Pipeline.CountsEntry
+	65, // 45: stepmux.manager.v1.PipelineJob.started:type_name -> google.protobuf.Timestamp
+	65, // 46: stepmux.manager.v1.PipelineJob.finished:type_name -> google.protobuf.Timestamp
+	44, // 47: stepmux.manager.v1.ListPipelinesResponse.pipelines:type_name -> stepmux.manager.v1.Pipeline
+	65, // 48: stepmux.manager.v1.AuditResponse.Entry.at:type_name -> google.protobuf.Timestamp
+	38, // 49: stepmux.manager.v1.PipelineSource.NeedsEntry.value:type_name -> stepmux.manager.v1.EndedJob
+	2,  // 50: stepmux.manager.v1.Manager.Submit:input_type -> stepmux.manager.v1.SubmitRequest
+	9,  // 51: stepmux.manager.v1.Manager.Get:input_type -> stepmux.manager.v1.GetRequest
+	12, // 52: stepmux.manager.v1.Manager.List:input_type -> stepmux.manager.v1.ListRequest
+	14, // 53: stepmux.manager.v1.Manager.Follow:input_type -> stepmux.manager.v1.FollowRequest
+	16, // 54: stepmux.manager.v1.Manager.Cancel:input_type -> stepmux.manager.v1.CancelRequest
+	18, // 55: stepmux.manager.v1.Manager.Audit:input_type -> stepmux.manager.v1.AuditRequest
+	20, // 56: stepmux.manager.v1.Manager.Status:input_type -> stepmux.manager.v1.StatusRequest
+	22, // 57: stepmux.manager.v1.Manager.Drain:input_type -> stepmux.manager.v1.DrainRequest
+	24, // 58: stepmux.manager.v1.Manager.Undrain:input_type -> stepmux.manager.v1.UndrainRequest
+	26, // 59: stepmux.manager.v1.Manager.KeepProject:input_type -> stepmux.manager.v1.KeepProjectRequest
+	28, // 60: stepmux.manager.v1.Manager.Artifacts:input_type -> stepmux.manager.v1.ArtifactsRequest
+	30, // 61: stepmux.manager.v1.Manager.Reserve:input_type -> stepmux.manager.v1.ReserveRequest
+	32, // 62: stepmux.manager.v1.Manager.Exec:input_type -> stepmux.manager.v1.ExecRequest
+	34, // 63: stepmux.manager.v1.Manager.Release:input_type -> stepmux.manager.v1.ReleaseRequest
+	36, // 64: stepmux.manager.v1.Manager.SubmitPipeline:input_type -> stepmux.manager.v1.SubmitPipelineRequest
+	46, // 65: stepmux.manager.v1.Manager.ListPipelines:input_type -> stepmux.manager.v1.ListPipelinesRequest
+	48, // 66: stepmux.manager.v1.Manager.GetPipeline:input_type -> stepmux.manager.v1.GetPipelineRequest
+	49, // 67: stepmux.manager.v1.Manager.PlayPipeline:input_type -> stepmux.manager.v1.PlayPipelineRequest
+	51, // 68: stepmux.manager.v1.Manager.RetryPipeline:input_type -> stepmux.manager.v1.RetryPipelineRequest
+	3,  // 69: stepmux.manager.v1.Manager.Submit:output_type -> stepmux.manager.v1.SubmitResponse
+	10, // 70: stepmux.manager.v1.Manager.Get:output_type -> stepmux.manager.v1.Build
+	13, // 71: stepmux.manager.v1.Manager.List:output_type -> stepmux.manager.v1.ListResponse
+	15, // 72: stepmux.manager.v1.Manager.Follow:output_type -> stepmux.manager.v1.FollowResponse
+	17, // 73: stepmux.manager.v1.Manager.Cancel:output_type -> stepmux.manager.v1.CancelResponse
+	19, // 74: stepmux.manager.v1.Manager.Audit:output_type -> stepmux.manager.v1.AuditResponse
+	21, // 75: stepmux.manager.v1.Manager.Status:output_type -> stepmux.manager.v1.StatusResponse
+	23, // 76: stepmux.manager.v1.Manager.Drain:output_type -> stepmux.manager.v1.DrainResponse
+	25, // 77: stepmux.manager.v1.Manager.Undrain:output_type -> stepmux.manager.v1.UndrainResponse
+	27, // 78: stepmux.manager.v1.Manager.KeepProject:output_type -> stepmux.manager.v1.KeepProjectResponse
+	29, // 79: stepmux.manager.v1.Manager.Artifacts:output_type -> stepmux.manager.v1.ArtifactsResponse
+	31, // 80: stepmux.manager.v1.Manager.Reserve:output_type -> stepmux.manager.v1.ReserveResponse
+	33, // 81: stepmux.manager.v1.Manager.Exec:output_type -> stepmux.manager.v1.ExecResponse
+	35, // 82: stepmux.manager.v1.Manager.Release:output_type -> stepmux.manager.v1.ReleaseResponse
+	43, // 83: stepmux.manager.v1.Manager.SubmitPipeline:output_type -> stepmux.manager.v1.SubmitPipelineResponse
+	47, // 84: stepmux.manager.v1.Manager.ListPipelines:output_type -> stepmux.manager.v1.ListPipelinesResponse
+	44, // 85: stepmux.manager.v1.Manager.GetPipeline:output_type -> stepmux.manager.v1.Pipeline
+	50, // 86: stepmux.manager.v1.Manager.PlayPipeline:output_type -> stepmux.manager.v1.PlayPipelineResponse
+	52, // 87: stepmux.manager.v1.Manager.RetryPipeline:output_type -> stepmux.manager.v1.RetryPipelineResponse
+	69, // [69:88] is the sub-list for method output_type
+	50, // [50:69] is the sub-list for method input_type
+	50, // [50:50] is the sub-list for extension type_name
+	50, // [50:50] is the sub-list for extension extendee
+	0,  // [0:50] is the sub-list for field type_name
 }
 
 func init() { file_managerv1_manager_proto_init() }
@@ -4332,7 +4444,7 @@ func file_managerv1_manager_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_managerv1_manager_proto_rawDesc), len(file_managerv1_manager_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   59,
+			NumMessages:   62,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

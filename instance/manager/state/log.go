@@ -118,7 +118,8 @@ func (l *Log) HasRun() bool {
 // Piece is one message of a log.
 type Piece struct {
 	Text   []byte
-	Offset int64 // of its first byte in the log
+	Offset int64     // of its first byte in the log
+	At     time.Time // when it was stored; zero if that is not known
 	state  buildlog.State
 	result *Result
 }
@@ -210,6 +211,7 @@ func (l *Log) putLocked(p Piece) error {
 		before := l.last
 		err := l.publishLocked(msg, id)
 		if err == nil {
+			p.At = time.Now()
 			l.store.feeds.add(l.id, fedPiece{p, before, l.last})
 			return nil
 		}
@@ -352,7 +354,7 @@ func (s *Store) readPieces(
 		}
 		place = at.Sequence.Stream
 		p, err := pieceOf(msg.Headers(), msg.Data())
-		if err == nil {
+		if p.At = at.Timestamp; err == nil {
 			err = take(p)
 		}
 		if err != nil || p.result != nil || until > 0 && place >= until {

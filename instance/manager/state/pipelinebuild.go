@@ -19,15 +19,15 @@ import (
 // buildHeader is the header of a request with the ID of its build, if that is not made of its place and its key.
 const buildHeader = "Stepmux-Build"
 
-// PushBuild queues a build of a pipeline, which has a record. If the queue has its request already, it has two then:
-// that does no harm, since a build is known by its record.
-func (s *Store) PushBuild(ctx context.Context, id string, asked *pb.SubmitRequest) error {
+// PushBuild queues a build of a pipeline, which has a record, and returns its request. If the queue has its request
+// already, it has two then: that does no harm, since a build is known by its record.
+func (s *Store) PushBuild(ctx context.Context, id string, asked *pb.SubmitRequest) (*Request, error) {
 	text, err := proto.Marshal(asked)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if len(text) > s.MaxRequest {
-		return fmt.Errorf("the request has %d bytes, at most %d can be queued", len(text), s.MaxRequest)
+		return nil, fmt.Errorf("the request has %d bytes, at most %d can be queued", len(text), s.MaxRequest)
 	}
 	msg := nats.NewMsg(queueSubject)
 	msg.Header.Set(buildHeader, id)
@@ -42,10 +42,11 @@ func (s *Store) PushBuild(ctx context.Context, id string, asked *pb.SubmitReques
 		msg.Header.Set(projectHeader, strings.Join(projects, " "))
 	}
 	msg.Data = s.key.Seal(id, text)
-	if _, err := s.js.PublishMsg(ctx, msg, jetstream.WithMsgID(id)); err != nil {
-		return fmt.Errorf("queue the build: %w", err)
+	ack, err := s.js.PublishMsg(ctx, msg, jetstream.WithMsgID(id))
+	if err != nil {
+		return nil, fmt.Errorf("queue the build: %w", err)
 	}
-	return nil
+	return requestOf(ack.Sequence, msg.Header, msg.Data, time.Now()), nil
 }
 
 // QueuedOf returns the builds of a pipeline whose requests are in the queue.

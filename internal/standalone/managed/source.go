@@ -18,6 +18,7 @@ import (
 	"github.com/stepmux/stepmux/internal/standalone/gitlabci"
 	"github.com/stepmux/stepmux/internal/standalone/gitlabpipeline"
 	"github.com/stepmux/stepmux/internal/standalone/whole"
+	"github.com/stepmux/stepmux/remote/step/action"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
@@ -157,7 +158,16 @@ func read(asked *pb.SubmitPipelineRequest) (p *whole.Pipeline, listed []string, 
 	src := standalone.Source{
 		Name: from.GetName(), Text: from.GetText(), Format: format, WorkDir: from.GetDirectory(),
 		Inputs: from.GetInputs(), Answers: known, Elsewhere: true, NoFiles: asked.GetProject() == "",
-		InContainer: asked.GetInImage(),
+		InContainer: asked.GetInImage(), Marks: from.GetMarks(), Actions: from.GetActions(),
+	}
+	for name, ended := range from.GetNeeds() {
+		if src.Needs == nil {
+			src.Needs = map[string]action.Outcome{}
+		}
+		result := ended.GetResult()
+		src.Needs[name] = action.Outcome{
+			Result: result, Outputs: ended.GetOutputs(), Good: result == action.Succeeded, Bad: result == action.Failed,
+		}
 	}
 	for _, v := range asked.GetOptions().GetVariables() {
 		src.Vars = append(src.Vars, engine.Variable{

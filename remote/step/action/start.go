@@ -110,9 +110,6 @@ func (j *Job) NeedAlso(names []string) {
 	}
 }
 
-// Steps returns the number of the job's steps.
-func (j *Job) Steps() int { return len(j.steps) }
-
 // If returns the if of the job. It may be empty.
 func (j *Job) If() string { return j.when.text }
 

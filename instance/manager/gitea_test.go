@@ -1,0 +1,333 @@
+package manager_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/instance/manager/giteadoor"
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/internal/testing/giteatest"
+	"github.com/stepmux/stepmux/internal/testing/sshtest"
+)
+
+// door is a manager that takes jobs from a server.
+type door struct {
+	*running
+	server *giteatest.Fake
+	close  func() // ends the door, before the manager
+}
+
+// serveGitea starts a manager with a door for the server.
+func serveGitea(t *testing.T, f *fleet, server *giteatest.Fake, change ...func(*giteadoor.Config)) *door {
+	t.Helper()
+	m := f.start(t)
+	cfg := giteadoor.Config{
+		Name: "test", URL: server.URL, Runner: "runner", Labels: []string{"ubuntu-latest", "gpu"},
+		Token: func() (string, error) { return giteatest.RegistrationToken, nil },
+	}
+	for _, c := range change {
+		c(&cfg)
+	}
+	require.NoError(t, cfg.Check())
+	ctx, cancel := context.WithCancel(t.Context())
+	var serving sync.WaitGroup
+	serving.Go(func() { m.m.ServeGitea(ctx, cfg) })
+	d := &door{m, server, func() {
+		cancel()
+		serving.Wait()
+	}}
+	t.Cleanup(d.close)
+	return d
+}
+
+// ended waits for the end of a job.
+func (d *door) ended(id int64) giteatest.FakeTask {
+	d.t.Helper()
+	require.Eventually(d.t, func() bool { return d.server.Task(id).Result != "" }, sshtest.Bound, time.Millisecond,
+		"%+v", d.server.Task(id))
+	return d.server.Task(id)
+}
+
+// reports waits for a row of a job.
+func (d *door) reports(id int64, row string) {
+	d.t.Helper()
+	require.Eventually(d.t, func() bool { return slices.Contains(d.server.Task(id).Rows, row) }, sshtest.Bound,
+		time.Millisecond, "%+v", d.server.Task(id))
+}
+
+// taskOf returns a job with steps.
+func taskOf(steps string) giteatest.FakeTask {
+	return giteatest.FakeTask{
+		Workflow: "name: CI\non: push\njobs:\n  test:\n    runs-on: ubuntu-latest\n" + steps,
+		RunsOn:   []string{"ubuntu-latest"},
+		Context: map[string]any{
+			"actor": "ann", "repository": "ann/demo", "repository_owner": "ann", "sha": strings.Repeat("a", 40),
+			"ref": "refs/heads/main", "event_name": "push", "run_id": "7", "run_number": "3", "workflow": "ci.yml",
+			"server_url": "https://gitea.invalid/", "api_url": "https://gitea.invalid/api/v1",
+			"event": map[string]any{"head_commit": map[string]any{"message": "the ${{ message }}"}},
+			"token": "token-of-the-job", "gitea_runtime_token": "runtime-token-of-the-job",
+			"gitea_default_actions_url": "https://gitea.invalid/",
+		},
+	}
+}
+
+func TestAJobOfGiteaRunsAndIsReported(t *testing.T) {
+	t.Parallel()
+	server := giteatest.NewFake(t)
+	task := taskOf(`
+    outputs: {sum: "${{ steps.sum.outputs.sum }}", secret: "${{ steps.sum.outputs.secret }}"}
+    timeout-minutes: "30"
+    steps:
+      - run: echo first; echo second >&2
+      - id: sum
+        env: {S: "${{ secrets.PASSWORD }}", M: "${{ github.event.head_commit.message }}"}
+        run: |
+          printf '%s\n' "sum=${{ needs.before.outputs.n }}1" "secret=$S" >> $GITHUB_OUTPUT
+          echo "$S ${{ vars.LEVEL }} ${{ needs.before.result }} ${{ github.token }} $M"
+      - run: echo no
+        if: failure()
+      - run: echo "$GITHUB_SERVER_URL $GITHUB_API_URL $GITHUB_REPOSITORY $GITHUB_RUN_NUMBER $GITHUB_REF_NAME $GITEA_ACTIONS"
+`)
+	task.Secrets = map[string]string{"PASSWORD": "a-long-secret"}
+	task.Vars = map[string]string{"LEVEL": "low"}
+	task.Needs = map[string]any{"before": map[string]any{"result": "RESULT_SUCCESS", "outputs": map[string]string{"n": "4"}}}
+	id := server.Add(task)
+	d := serveGitea(t, withPipelines(newFleet(t)), server)
+	got := d.ended(id)
+	require.Equal(t, "RESULT_SUCCESS", got.Result, "%q", got.Rows)
+	require.Equal(t, []string{
+		"first", "second", "[MASKED] low success [MASKED] the ${{ message }}",
+		"https://gitea.invalid https://gitea.invalid/api/v1 ann/demo 3 main true",
+		`stepmux: the output "secret" is left out: it contains a secret`, "stepmux: the job has succeeded",
+	}, got.Rows)
+	require.Equal(t, map[string]string{"sum": "41"}, got.Outputs)
+	require.True(t, got.Closed)
+	require.Equal(t, 1, got.Final)
+	require.Equal(t, "0 RESULT_SUCCESS 0+2, 1 RESULT_SUCCESS 2+1, 2 RESULT_SKIPPED 3+0, 3 RESULT_SUCCESS 3+1", stepsOf(got))
+	require.LessOrEqual(t, server.Calls("UpdateLog"), 4, "few calls")
+	require.LessOrEqual(t, server.Calls("UpdateTask"), 3)
+	require.Empty(t, d.m.KeptTasks(t, "test"), "nothing of it is kept")
+}
+
+// stepsOf describes the steps of a job: number, result, first row and number of rows.
+func stepsOf(task giteatest.FakeTask) string {
+	var all []string
+	for _, s := range task.Steps {
+		all = append(all, fmt.Sprintf("%d %s %d+%d", s.ID, s.Result, s.LogIndex, s.LogLength))
+	}
+	return strings.Join(all, ", ")
+}
+
+func TestJobsOfGiteaEndAsTheyShould(t *testing.T) {
+	t.Parallel()
+	server := giteatest.NewFake(t)
+	d := serveGitea(t, withPipelines(newFleet(t)), server)
+	for name, test := range map[string]struct{ steps, result, last, shown string }{
+		"a failure": {
+			"    steps: [{run: exit 3}, {run: echo no}, {run: echo yes, if: always()}]", "RESULT_FAILURE",
+			`stepmux: the job failed: step "step_1"`,
+			"0 RESULT_FAILURE 0+0, 1 RESULT_SKIPPED 0+0, 2 RESULT_SUCCESS 0+1",
+		},
+		"its if is false": {
+			"    if: github.ref == 'refs/heads/other'\n    steps: [{run: echo no}]", "RESULT_SKIPPED",
+			"stepmux: the job was skipped: its if is false", "0 RESULT_SKIPPED 0+0",
+		},
+		"a time limit": {
+			"    timeout-minutes: 0.002\n    steps: [{run: echo a; sleep 100}, {run: echo no}]", "RESULT_FAILURE",
+			"stepmux: the job was cancelled", "",
+		},
+		"a mistake": {
+			"    steps: [{run: echo, uses: a/b@c}]", "RESULT_FAILURE", "stepmux: ci.yml:", "0 RESULT_SKIPPED 0+0",
+		},
+		"no YAML": {"   steps: [", "RESULT_FAILURE", "stepmux: ci.yml:", ""},
+		"a matrix": {
+			"    strategy: {matrix: {v: [5]}}\n    steps: [{run: 'echo v ${{ matrix.v }}'}]", "RESULT_SUCCESS",
+			"stepmux: the job has succeeded", "0 RESULT_SUCCESS 0+1",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := d.ended(server.Add(taskOf(test.steps)))
+			require.Equal(t, test.result, got.Result, "%q", got.Rows)
+			require.NotEmpty(t, got.Rows)
+			require.True(t, strings.HasPrefix(got.Rows[len(got.Rows)-1], test.last), "%q", got.Rows)
+			if test.shown != "" {
+				require.Equal(t, test.shown, stepsOf(got))
+			}
+			require.True(t, got.Closed)
+		})
+	}
+}
+
+func TestAJobThatGiteaCancelsEnds(t *testing.T) {
+	t.Parallel()
+	server := giteatest.NewFake(t)
+	d := serveGitea(t, withPipelines(newFleet(t)), server)
+	id := server.Add(taskOf("    steps: [{run: echo begins; sleep 1000}, {run: echo no}, {run: echo always, if: always()}]"))
+	d.reports(id, "begins")
+	server.Cancel(id)
+	got := d.ended(id)
+	require.Equal(t, "RESULT_CANCELLED", got.Result)
+	require.Equal(t, []string{"begins", "always", "stepmux: the job was cancelled"}, got.Rows)
+	require.Equal(t, "0 RESULT_CANCELLED 0+1, 1 RESULT_SKIPPED 1+0, 2 RESULT_SUCCESS 1+1", stepsOf(got))
+}
+
+// A manager that ends leaves the job to the next one, which reports it from where the server has stopped: no row is
+// missing, and none is there twice.
+func TestAJobOfGiteaOutlivesItsManager(t *testing.T) {
+	t.Parallel()
+	server := giteatest.NewFake(t)
+	f := withPipelines(newFleet(t))
+	again := filepath.Join(t.TempDir(), "again")
+	d := serveGitea(t, f, server)
+	id := server.Add(taskOf("    steps: [{run: 'for i in 1 2 3; do echo $i; done'}, {run: 'echo waits; while ! test -e " +
+		again + "; do sleep 0.01; done; echo goes on'}]"))
+	d.reports(id, "waits")
+	d.close()
+	d.stop()
+	require.NotEmpty(t, f.dir)
+	require.NoError(t, os.WriteFile(again, nil, 0o600))
+	d = serveGitea(t, f, server)
+	got := d.ended(id)
+	require.Equal(t, "RESULT_SUCCESS", got.Result)
+	require.Equal(t, []string{"1", "2", "3", "waits", "goes on", "stepmux: the job has succeeded"}, got.Rows)
+	require.Equal(t, "0 RESULT_SUCCESS 0+3, 1 RESULT_SUCCESS 3+2", stepsOf(got))
+	require.Equal(t, 1, got.Taken)
+	require.Equal(t, 1, server.Calls("Register"), "it is the same runner")
+	require.Positive(t, got.Steps[1].StoppedAt.Sub(*got.Steps[0].StoppedAt))
+}
+
+// A server that is away for a while gets the whole log later, and what it has taken is not sent again.
+func TestAServerThatIsAwayGetsTheLogLater(t *testing.T) {
+	t.Parallel()
+	server := giteatest.NewFake(t)
+	d := serveGitea(t, withPipelines(newFleet(t)), server)
+	again := filepath.Join(t.TempDir(), "again")
+	id := server.Add(taskOf("    steps: [{run: 'echo begins; while ! test -e " + again + "; do sleep 0.01; done; seq 3000'}]"))
+	d.reports(id, "begins")
+	server.Refuse(func(string) (int, string, string) { return http.StatusBadGateway, "", "away" })
+	require.NoError(t, os.WriteFile(again, nil, 0o600))
+	require.Eventually(t, func() bool { return d.m.Taken() == 0 }, sshtest.Bound, time.Millisecond, "the job ends")
+	server.Refuse(nil)
+	got := d.ended(id)
+	require.Equal(t, "RESULT_SUCCESS", got.Result)
+	require.Len(t, got.Rows, 3002)
+	require.Equal(t, []string{"begins", "1"}, got.Rows[:2])
+	require.Equal(t, []string{"3000", "stepmux: the job has succeeded"}, got.Rows[3000:])
+}
+
+// A server that does not know the runner any more gets a new one, and the jobs of the old one are ended.
+func TestARunnerThatWasDeletedIsRegisteredAnew(t *testing.T) {
+	t.Parallel()
+	server := giteatest.NewFake(t)
+	d := serveGitea(t, withPipelines(newFleet(t)), server)
+	id := server.Add(taskOf("    steps: [{run: echo begins; sleep 1000}]"))
+	d.reports(id, "begins")
+	server.Forget()
+	require.Eventually(t, func() bool { return d.m.Taken() == 0 }, sshtest.Bound, time.Millisecond, "its job is ended")
+	next := server.Add(taskOf("    steps: [{run: echo next}]"))
+	require.Equal(t, "RESULT_SUCCESS", d.ended(next).Result)
+	require.Equal(t, 2, server.Calls("Register"))
+	require.Empty(t, d.server.Task(id).Result)
+}
+
+// More jobs than slots, and a limit below both: a job that has no slot is not taken.
+func TestADoorTakesNoMoreJobsThanItHasSlots(t *testing.T) {
+	t.Parallel()
+	server := giteatest.NewFake(t)
+	f := withPipelines(newFleet(t))
+	f.capacity = 3
+	dir := t.TempDir()
+	d := serveGitea(t, f, server, func(cfg *giteadoor.Config) { cfg.Limit = 2 })
+	again := filepath.Join(dir, "again")
+	var ids []int64
+	for i := range 8 {
+		ids = append(ids, server.Add(taskOf(fmt.Sprintf("    steps: [{run: 'touch %s/%d; "+
+			"while ! test -e %s; do sleep 0.01; done'}]", dir, i, again))))
+	}
+	begun := func() (n int) {
+		for _, id := range ids {
+			n += server.Task(id).Taken
+		}
+		return n
+	}
+	require.Eventually(t, func() bool {
+		found, err := filepath.Glob(filepath.Join(dir, "?"))
+		return err == nil && len(found) == 2
+	}, sshtest.Bound, time.Millisecond)
+	own := d.submit("true") // the door leaves the third slot to others
+	_, b := d.wait(own, 0)
+	require.Empty(t, b.GetResult().GetReason())
+	require.Equal(t, 2, begun())
+	require.NoError(t, os.WriteFile(again, nil, 0o600))
+	for _, id := range ids {
+		require.Equal(t, "RESULT_SUCCESS", d.ended(id).Result)
+	}
+	require.Equal(t, 8, begun())
+}
+
+// Builds of the queue and jobs of a server take turns on one slot, however many of both wait.
+func TestTheQueueAndADoorTakeTurns(t *testing.T) {
+	t.Parallel()
+	server := giteatest.NewFake(t)
+	f := withPipelines(newFleet(t))
+	f.capacity = 1
+	d := serveGitea(t, f, server)
+	ledger := filepath.Join(t.TempDir(), "ledger")
+	wait, open := gate(t)
+	d.await(d.submit("echo on\n"+wait), "on\n")
+	var ids []int64
+	var own []string
+	for range 12 {
+		own = append(own, d.submit("sleep 0.1; echo queue >>"+ledger)) // longer than the door rests, all together
+		ids = append(ids, server.Add(taskOf("    steps: [{run: 'echo door >>"+ledger+"'}]")))
+	}
+	open()
+	for i := range ids {
+		require.Equal(t, "RESULT_SUCCESS", d.ended(ids[i]).Result)
+		d.wait(own[i], 0)
+	}
+	text, err := os.ReadFile(ledger)
+	require.NoError(t, err)
+	lines := strings.Fields(string(text))
+	require.Len(t, lines, 24)
+	doors := len(slices.DeleteFunc(lines[:12], func(l string) bool { return l != "door" }))
+	require.True(t, 2 < doors && doors < 10, "%s", text)
+}
+
+func TestBadTokensAndServersAreToldAndTriedAgain(t *testing.T) {
+	t.Parallel()
+	server := giteatest.NewFake(t)
+	f := withPipelines(newFleet(t))
+	token := "wrong"
+	var mu sync.Mutex
+	d := serveGitea(t, f, server, func(cfg *giteadoor.Config) {
+		cfg.Token = func() (string, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			if token == "" {
+				return "", errors.New("no such file")
+			}
+			return token, nil
+		}
+	})
+	id := server.Add(taskOf("    steps: [{run: echo now}]"))
+	require.Eventually(t, func() bool { return server.Calls("Register") > 0 }, sshtest.Bound, time.Millisecond)
+	require.Zero(t, server.Calls("FetchTask"))
+	mu.Lock()
+	token = giteatest.RegistrationToken
+	mu.Unlock()
+	require.Equal(t, "RESULT_SUCCESS", d.ended(id).Result)
+	_, err := d.Status(t.Context(), &pb.StatusRequest{})
+	require.NoError(t, err)
+}

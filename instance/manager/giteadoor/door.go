@@ -1,0 +1,338 @@
+package giteadoor
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/stepmux/stepmux/internal/pause"
+)
+
+const (
+	// hintPause is the time between two questions with the version that the server has answered: then it looks for a task
+	// only if something has changed. lookPause is the time after which it looks in any case.
+	hintPause, lookPause = 500 * time.Millisecond, 15 * time.Second
+	// firstBackoff and lastBackoff are the pauses after errors of a server.
+	firstBackoff, lastBackoff = time.Second, 5 * time.Minute
+	// registerPause is the pause after a registration that was refused.
+	registerPause = time.Minute
+)
+
+// Config says which server a door serves, and how.
+type Config struct {
+	// Name names the server in keys of the state, in logs and on the page: 1 to 32 of a-z 0-9 -. Required.
+	Name string
+	// URL is that of the server. Required.
+	URL string
+	// Token returns the registration token. It is asked for if the server does not know this runner. Required.
+	Token func() (string, error)
+	// Runner is the name of the runner on the server. Required.
+	Runner string
+	// Labels are those that the runner declares: a job runs here if they have all words of its runs-on. If empty,
+	// DefaultLabels and those of the VMs.
+	Labels []string
+	// Limit bounds the tasks that run at once. If zero, only the slots do.
+	Limit int
+	// Share is that of the door among those that wait for slots. If zero, 1.
+	Share int
+}
+
+var names = regexp.MustCompile(`^[a-z0-9-]{1,32}$`)
+
+// Check returns an error for a Config that is not valid.
+func (cfg *Config) Check() error {
+	switch {
+	case !names.MatchString(cfg.Name):
+		return fmt.Errorf("the name %.40q: write 1 to 32 of a-z 0-9 -", cfg.Name)
+	case !strings.HasPrefix(cfg.URL, "https://") && !strings.HasPrefix(cfg.URL, "http://"):
+		return fmt.Errorf("the url %.160q: write that of the server, as https://gitea.example.com", cfg.URL)
+	case slices.ContainsFunc(cfg.Labels, func(label string) bool {
+		return label == "" || len(label) > 100 || strings.ContainsAny(label, ": ,\n")
+	}):
+		return fmt.Errorf("the labels %.160q: write the words of runs-on; containers have no names here", cfg.Labels)
+	case cfg.Limit < 0:
+		return fmt.Errorf("the limit %d: write a positive number", cfg.Limit)
+	}
+	return nil
+}
+
+// DefaultLabels are labels that each VM with Linux has by nature.
+var DefaultLabels = []string{"ubuntu-latest", "self-hosted", "linux"}
+
+// Party names the door among those that wait for slots.
+func (cfg *Config) Party() string { return "gitea." + cfg.Name }
+
+// labels returns the labels to declare.
+func (d *door) labels() []string {
+	if len(d.cfg.Labels) > 0 {
+		return d.cfg.Labels
+	}
+	all := slices.Clone(DefaultLabels)
+	for _, vm := range d.host.Labels() {
+		for name, value := range vm {
+			if all = append(all, name+"="+value); value == "true" {
+				all = append(all, name)
+			}
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// door is the runner of one server.
+type door struct {
+	cfg    Config
+	host   Host
+	client *Client // not registered
+	tasks  sync.WaitGroup
+	count  atomic.Int64  // of tasks
+	ended  chan struct{} // has room for one; a task has ended
+
+	declared []string // labels
+}
+
+// Serve takes jobs from a server until ctx ends, and returns when all that it has started has ended. Tasks that it has
+// then go on: the next door of this name reports them.
+func Serve(ctx context.Context, cfg Config, host Host) {
+	d := &door{cfg: cfg, host: host, client: NewClient(cfg.URL, nil), ended: make(chan struct{}, 1)}
+	d.host.Logger = host.Logger.With("server", cfg.Name)
+	defer d.client.Close()
+	defer d.tasks.Wait()
+	d.repeat(ctx, "go on with its tasks", func() error { return d.resume(ctx) })
+	var runner Registration
+	for ctx.Err() == nil {
+		d.repeat(ctx, "register", func() (err error) {
+			runner, err = d.register(ctx)
+			return err
+		})
+		if ctx.Err() == nil {
+			d.take(ctx, runner)
+		}
+	}
+}
+
+// repeat repeats do until it succeeds or ctx ends. Pauses grow; each new error is told.
+func (d *door) repeat(ctx context.Context, what string, do func() error) {
+	told := ""
+	for wait := firstBackoff; ctx.Err() == nil; wait = min(2*wait, lastBackoff) {
+		err := do()
+		if err == nil {
+			if told != "" {
+				d.host.Logger.Info("the server answers again")
+			}
+			return
+		}
+		if ctx.Err() == nil && err.Error() != told {
+			told = err.Error()
+			d.host.Logger.Warn("the door cannot "+what, "error", err)
+		}
+		_ = pause.For(ctx, jittered(wait))
+	}
+}
+
+// key returns the key of the door's texts of a kind in the state.
+func (d *door) key(kind string) string { return "gitea." + d.cfg.Name + "." + kind }
+
+const kindRunner, kindTask = "runner", "task"
+
+// register returns the runner that the server knows, with the labels of today. It registers a new one if there is none.
+func (d *door) register(ctx context.Context) (runner Registration, err error) {
+	kept, err := d.host.Kept(ctx, d.key(kindRunner))
+	if err != nil {
+		return runner, err
+	}
+	d.declared = d.labels()
+	if text := kept[d.key(kindRunner)]; text != nil && json.Unmarshal(text, &runner) == nil {
+		err := d.client.As(runner).Declare(ctx, d.host.Version, d.declared)
+		if err == nil || !isCode(err, codeUnauthenticated, codeNotFound) {
+			return runner, err
+		}
+		d.host.Logger.Warn("the server does not know this runner any more; it is registered anew", "error", err)
+	}
+	token, err := d.cfg.Token()
+	if err != nil {
+		return runner, fmt.Errorf("read the registration token: %w", err)
+	}
+	runner, err = d.client.Register(ctx, d.cfg.Runner, token, d.host.Version, d.declared)
+	if err != nil {
+		return runner, fmt.Errorf("register at %s: %w", d.cfg.URL, err)
+	}
+	text, err := json.Marshal(runner)
+	if err == nil {
+		err = d.host.Keep(ctx, d.key(kindRunner), text)
+	}
+	if err == nil {
+		err = d.client.As(runner).Declare(ctx, d.host.Version, d.declared)
+	}
+	if err == nil {
+		d.host.Logger.Info("registered", "url", d.cfg.URL, "runner", runner.Name, "labels", d.declared)
+	}
+	return runner, err
+}
+
+// take takes tasks, each with a slot, until ctx ends, the server does not know the runner any more, or its labels change.
+func (d *door) take(ctx context.Context, runner Registration) {
+	client := d.client.As(runner)
+	var version int64 // 0: the server looks for a task
+	looked := time.Now()
+	for wait := firstBackoff; ctx.Err() == nil; {
+		if !d.awaitLimit(ctx) {
+			return
+		}
+		waited := time.Now()
+		room, err := d.host.Reserve(ctx)
+		if err != nil {
+			if ctx.Err() == nil {
+				d.host.Logger.Warn("there is no slot for tasks", "error", err)
+				_ = pause.For(ctx, lookPause)
+			}
+			continue
+		}
+		if time.Since(waited) > hintPause || time.Since(looked) >= lookPause {
+			version = 0
+		}
+		if version == 0 {
+			looked = time.Now()
+			if !slices.Equal(d.labels(), d.declared) { // the inventory has changed
+				room.Release()
+				return
+			}
+		}
+		asking, stop := beyond(ctx) // a task whose answer is given up is lost
+		task, now, err := client.Fetch(asking, version)
+		stop()
+		switch {
+		case err != nil:
+			room.Release()
+			version = 0
+			if isCode(err, codeUnauthenticated) {
+				return
+			}
+			d.host.Logger.Warn("cannot ask for a task", "error", err)
+			_ = pause.For(ctx, jittered(wait))
+			wait = min(2*wait, lastBackoff)
+			continue
+		case task == nil:
+			room.Release()
+			version = now
+			d.rest(ctx, &version)
+		default:
+			version = 0
+			d.begin(ctx, &record{Task: task, Runner: runner, Marks: strings.ToLower(rand.Text()[:12])}, room)
+		}
+		wait = firstBackoff
+	}
+}
+
+// awaitLimit waits until fewer tasks run than the limit. It returns false at the end.
+func (d *door) awaitLimit(ctx context.Context) bool {
+	for d.cfg.Limit > 0 && d.count.Load() >= int64(d.cfg.Limit) {
+		select {
+		case <-d.ended:
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return true
+}
+
+// rest waits until the next question. After the end of a task the server looks in any case.
+func (d *door) rest(ctx context.Context, version *int64) {
+	timer := time.NewTimer(hintPause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-d.ended:
+		*version = 0
+	case <-ctx.Done():
+	}
+}
+
+// jittered returns a time between three quarters of wait and five quarters.
+func jittered(wait time.Duration) time.Duration {
+	var b [1]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return wait*3/4 + wait/2*time.Duration(b[0])/255
+}
+
+// begin keeps a task and starts its report. room is released in any case.
+func (d *door) begin(ctx context.Context, r *record, room Room) {
+	key := d.key(kindTask) + "." + strconv.FormatInt(r.Task.ID, 10)
+	keep := func() error {
+		keeping, stop := beyond(ctx) // the server counts on it
+		defer stop()
+		text, err := r.encode()
+		if err == nil {
+			err = d.host.Keep(keeping, key, text)
+		}
+		return err
+	}
+	if err := keep(); err != nil {
+		d.host.Logger.Error("a task cannot be kept", "task", r.Task.ID, "error", err)
+		d.repeat(ctx, "keep a task", keep)
+	}
+	d.start(ctx, r, key, room)
+}
+
+// endGrace is how long a question to the server may still be answered, and the answer be kept, at the end of a door.
+const endGrace = 10 * time.Second
+
+// beyond returns a context that ends endGrace after ctx. The caller calls stop.
+func beyond(ctx context.Context) (later context.Context, stop func()) {
+	later, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	unhook := context.AfterFunc(ctx, func() {
+		_ = pause.For(later, endGrace)
+		cancel()
+	})
+	return later, func() {
+		unhook()
+		cancel()
+	}
+}
+
+// start starts the report of a task.
+func (d *door) start(ctx context.Context, r *record, key string, room Room) {
+	d.count.Add(1)
+	d.tasks.Go(func() {
+		defer func() {
+			d.count.Add(-1)
+			select {
+			case d.ended <- struct{}{}:
+			default:
+			}
+		}()
+		if room != nil {
+			defer room.Release()
+		}
+		newReport(d, r).run(ctx, room)
+		if ctx.Err() != nil {
+			return // the next door goes on
+		}
+		d.repeat(ctx, "forget a task", func() error { return d.host.Forget(ctx, key) })
+	})
+}
+
+// resume goes on with the tasks of a door before.
+func (d *door) resume(ctx context.Context) error {
+	kept, err := d.host.Kept(ctx, d.key(kindTask))
+	if err != nil {
+		return err
+	}
+	for key, text := range kept {
+		r := &record{}
+		if err := json.Unmarshal(text, r); err != nil || r.Task == nil {
+			d.host.Logger.Error("a task in the state cannot be read", "key", key, "error", err)
+			continue
+		}
+		d.start(ctx, r, key, nil)
+	}
+	return nil
+}

@@ -1,0 +1,45 @@
+package giteadoor
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+)
+
+// Host is the manager. Its functions are safe for concurrent use.
+type Host struct {
+	// Reserve waits for a slot. The caller releases it, whether Submit has used it or not.
+	Reserve func(ctx context.Context) (Room, error)
+	// Submit keeps a pipeline with a key. The same key again is the same pipeline. Its first build has the slot of room;
+	// nil: it waits for one.
+	Submit func(ctx context.Context, key string, req *pb.SubmitPipelineRequest, room Room) (id string, err error)
+	// Watch calls changed with a pipeline, now and after each change, until that returns false. The pipeline is nil if it
+	// is not kept, or not any more.
+	Watch func(ctx context.Context, id string, changed func(*pb.Pipeline) bool) error
+	// Log passes the log of a build from its begin to take, piece by piece with the time when each was written, until
+	// the build has ended. A build whose log is not kept any more has none.
+	Log func(ctx context.Context, build string, take func(text []byte, at time.Time) error) error
+	// Outputs returns the outputs of a build that has ended, and the names of those that have secrets.
+	Outputs func(ctx context.Context, build string) (values map[string]string, masked []string, err error)
+	// Cancel ends a pipeline. What has ended stays as it is.
+	Cancel func(ctx context.Context, id string) error
+	// Keep keeps a text under a key, sealed, and returns when it is on disk. Kept returns all texts whose keys begin with
+	// a prefix. Forget removes one.
+	Keep   func(ctx context.Context, key string, text []byte) error
+	Kept   func(ctx context.Context, prefix string) (map[string][]byte, error)
+	Forget func(ctx context.Context, key string) error
+	// Labels returns the labels of each VM.
+	Labels func() []map[string]string
+	// Version is the version of the program.
+	Version string
+	// Logger receives messages for an operator.
+	Logger *slog.Logger
+}
+
+// Room is a slot that is reserved.
+type Room interface {
+	// Release gives it back, unless a build has it. Idempotent.
+	Release()
+}

@@ -1,0 +1,128 @@
+package giteadoor
+
+import (
+	"bytes"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// maxRow bounds a row, in bytes: the server cuts longer ones without a word.
+const maxRow = 60 << 10
+
+// rows turns the log of a build into rows, the same each time, and finds the steps in it by the marks of the step runner.
+type rows struct {
+	mark  []byte // begins a mark
+	take  func(Row)
+	line  []byte // unfinished
+	count int64  // rows so far
+	steps []Step
+}
+
+// newRows returns rows for a job with so many steps, whose marks have a token.
+func newRows(token string, steps int, take func(Row)) *rows {
+	r := &rows{mark: []byte("##[step:" + token + "] "), take: take, steps: make([]Step, steps)}
+	for i := range r.steps {
+		r.steps[i].ID = int64(i)
+	}
+	return r
+}
+
+// write takes a piece of the log, and when it was written.
+func (r *rows) write(text []byte, at time.Time) {
+	for len(text) > 0 {
+		part, rest, ended := bytes.Cut(text, []byte{'\n'})
+		text = rest
+		r.line = append(r.line, part...)
+		for len(r.line) > maxRow {
+			r.put(r.line[:maxRow], at)
+			r.line = r.line[maxRow:]
+		}
+		if ended {
+			r.end(at)
+		}
+	}
+}
+
+// end ends a line.
+func (r *rows) end(at time.Time) {
+	line := bytes.TrimSuffix(r.line, []byte{'\r'})
+	if i := bytes.Index(line, r.mark); i >= 0 { // the line before it may be unfinished
+		if i > 0 {
+			r.put(line[:i], at)
+		}
+		r.note(string(line[i+len(r.mark):]), at)
+	} else {
+		r.put(line, at)
+	}
+	r.line = r.line[:0]
+}
+
+// flush ends an unfinished line.
+func (r *rows) flush(at time.Time) {
+	if len(r.line) > 0 {
+		r.end(at)
+	}
+}
+
+func (r *rows) put(line []byte, at time.Time) {
+	r.count++
+	r.take(Row{Time: at, Content: strings.ToValidUTF8(string(line), "\uFFFD")})
+}
+
+// results are the results of steps by the words of a mark.
+var results = map[string]string{
+	"success": resultSuccess, "failure": resultFailure, "cancelled": resultCancelled, "skipped": resultSkipped,
+}
+
+// note notes a mark: the number of a step, and begin or its result.
+func (r *rows) note(text string, at time.Time) {
+	number, word, _ := strings.Cut(text, " ")
+	i, err := strconv.Atoi(number)
+	if err != nil || i < 0 || i >= len(r.steps) {
+		return
+	}
+	s := &r.steps[i]
+	if word == "begin" {
+		s.LogIndex, s.StartedAt = r.count, &at
+		return
+	}
+	if result := results[word]; result != "" {
+		s.Result, s.StoppedAt = result, &at
+		if s.StartedAt == nil {
+			s.LogIndex, s.StartedAt = r.count, &at
+		}
+		s.LogLength = r.count - s.LogIndex
+	}
+}
+
+// shown returns the steps as they are now. One that runs has the rows so far.
+func (r *rows) shown() []Step {
+	all := make([]Step, len(r.steps))
+	for i, s := range r.steps {
+		if s.StartedAt != nil && s.StoppedAt == nil {
+			s.LogLength = r.count - s.LogIndex
+		}
+		all[i] = s
+	}
+	return all
+}
+
+// ended returns the steps of a job that has ended with a result: those that have not begun were skipped, or cancelled
+// with it.
+func (r *rows) ended(result string, at time.Time) []Step {
+	all := r.shown()
+	for i := range all {
+		s := &all[i]
+		switch {
+		case s.Result != "":
+		case s.StartedAt != nil: // it was cut off
+			s.Result, s.StoppedAt = result, &at
+		case result == resultCancelled:
+			s.Result = resultCancelled
+		default:
+			s.Result = resultSkipped
+		}
+	}
+	return all
+}

@@ -1,0 +1,169 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/manager/giteadoor"
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/instance/manager/state"
+)
+
+// rooms are slots that were reserved for pipelines, by their IDs: the first build of each has the slot. The zero value is
+// ready for use.
+type rooms struct {
+	mu  sync.Mutex // guards the following
+	all map[string]*instance.Reservation
+}
+
+// room is a slot of a door.
+type room struct {
+	*instance.Reservation
+	of *rooms
+	id string // of the pipeline; empty before that is known
+}
+
+// Release implements giteadoor.Room.
+func (r *room) Release() {
+	r.of.mu.Lock()
+	if r.of.all[r.id] == r.Reservation {
+		delete(r.of.all, r.id)
+	}
+	r.of.mu.Unlock()
+	r.Reservation.Release()
+}
+
+// keep keeps a slot for a pipeline.
+func (r *rooms) keep(id string, of *room) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.all == nil {
+		r.all = map[string]*instance.Reservation{}
+	}
+	of.id = id
+	r.all[id] = of.Reservation
+}
+
+// take returns the slot of a pipeline, once, or nil.
+func (r *rooms) take(id string) *instance.Reservation {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	found := r.all[id]
+	delete(r.all, id)
+	return found
+}
+
+// beginInRoom begins a build of a pipeline for which a slot is reserved, if there is one. Else the build begins when the
+// queue hands its request out.
+func (m *Manager) beginInRoom(ctx context.Context, r *state.Request, pipeline string) error {
+	room := m.rooms.take(pipeline)
+	if room == nil {
+		return nil
+	}
+	defer room.Release() // unless the build has it
+	m.begins.Lock()
+	defer m.begins.Unlock()
+	if m.find(r.ID) != nil {
+		return nil
+	}
+	rec, err := m.store.Record(ctx, r.ID)
+	if err != nil || rec == nil || rec.Phase != state.PhaseWaiting {
+		return err
+	}
+	err = m.begin(ctx, r, rec, nil, room)
+	if errors.Is(err, state.ErrTaken) {
+		return nil
+	}
+	return err
+}
+
+// ServeGitea is giteadoor.Serve for the VMs of the Manager, until that is shut down or ctx ends.
+func (m *Manager) ServeGitea(ctx context.Context, cfg giteadoor.Config) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(m.takes, cancel)() //nolint:contextcheck // the manager's end
+	giteadoor.Serve(ctx, cfg, giteadoor.Host{
+		Reserve: func(ctx context.Context) (giteadoor.Room, error) {
+			r, err := m.cfg.Group.Reserve(ctx, cfg.Party(), nil)
+			if err != nil {
+				return nil, err
+			}
+			return &room{Reservation: r, of: &m.rooms}, nil
+		},
+		Submit: m.submitTask,
+		Watch: func(ctx context.Context, id string, changed func(*pb.Pipeline) bool) error {
+			return m.store.WatchPipeline(ctx, id, func(p *state.Pipeline, jobs *pb.Pipeline) bool {
+				if p == nil {
+					return changed(nil)
+				}
+				return changed(pipelineMessage(p, jobs))
+			})
+		},
+		Log: m.taskLog, Outputs: m.taskOutputs,
+		Cancel: func(ctx context.Context, id string) error { return (&service{m: m}).cancelPipeline(ctx, id) },
+		Keep:   m.store.KeepText, Kept: m.store.KeptTexts, Forget: m.store.ForgetText,
+		Labels: m.labels, Version: m.cfg.Version, Logger: m.cfg.Logger,
+	})
+}
+
+// submitTask keeps a pipeline of a door.
+func (m *Manager) submitTask(
+	ctx context.Context, key string, req *pb.SubmitPipelineRequest, in giteadoor.Room,
+) (string, error) {
+	if r, ok := in.(*room); ok {
+		m.rooms.keep(state.PipelineID(key), r)
+	}
+	req.Key = key
+	id, err := m.submitPipeline(ctx, req)
+	if told, is := status.FromError(err); is && told.Code() == codes.InvalidArgument {
+		return "", &giteadoor.RefusedError{Err: errors.New(told.Message())}
+	}
+	return id, err
+}
+
+// taskLog passes the log of a build to take.
+func (m *Manager) taskLog(ctx context.Context, build string, take func(text []byte, at time.Time) error) error {
+	err := m.follow(ctx, &pb.FollowRequest{Id: build, Follow: true}, func(p *pb.FollowResponse) error {
+		if n := p.GetMissing(); n > 0 {
+			if err := take(fmt.Appendf(nil, "stepmux: %d bytes of the log are not kept any more\n", n), p.GetAt().AsTime()); err != nil {
+				return err
+			}
+		}
+		if len(p.GetText()) == 0 {
+			return nil
+		}
+		at := time.Now()
+		if p.GetAt() != nil {
+			at = p.GetAt().AsTime()
+		}
+		return take(p.GetText(), at)
+	})
+	if status.Code(err) == codes.NotFound { // it is not kept any more
+		return nil
+	}
+	return err
+}
+
+// taskOutputs returns the outputs of a build.
+func (m *Manager) taskOutputs(ctx context.Context, build string) (values map[string]string, masked []string, err error) {
+	outputs, err := m.store.Outputs(ctx, build)
+	if err != nil {
+		return nil, nil, err
+	}
+	values = map[string]string{}
+	for _, o := range outputs.GetGiven() {
+		if o.GetMasked() {
+			masked = append(masked, o.GetName())
+		} else {
+			values[o.GetName()] = o.GetValue()
+		}
+	}
+	return values, masked, nil
+}
