@@ -18,6 +18,9 @@ import (
 type Services struct {
 	// Token is the job's token: 16 to 4096 characters of A-Z a-z 0-9 . _ -. It is masked in the job's output.
 	Token string
+	// Server is the URL of a Gitea server that has the artifacts, with the same Token; the port then has the caches alone.
+	// It may be empty.
+	Server string
 	// Take takes a connection that a process has made to the port, and has it closed. At most 128 are open at a time. It
 	// is called from several goroutines. The bytes are untrusted.
 	Take func(net.Conn)
@@ -47,7 +50,9 @@ func (e *execution) serveServices(
 	}
 	select {
 	case at := <-address:
-		e.job.Job = e.job.With(&pb.Job{Services: &pb.ActionServices{Url: "http://" + at, Token: of.Token}})
+		e.job.Job = e.job.With(&pb.Job{Services: &pb.ActionServices{
+			Url: "http://" + at, Token: of.Token, Server: of.Server,
+		}})
 		return stop, nil
 	case <-ctx.Done():
 		err = context.Cause(ctx)

@@ -159,7 +159,8 @@ func (p *PipelineRun) complete(ctx context.Context, req *pb.SubmitRequest, job s
 	req.Pipeline.Id, req.Pipeline.Job = p.id, job
 	if s := req.GetServices(); s != nil {
 		req.Services = &pb.BuildServices{
-			Project: p.asked.GetRepository(), Scopes: s.GetScopes(), Attempt: p.attempt(),
+			Project: p.asked.GetRepository(), Scopes: s.GetScopes(), Attempt: p.attempt(), Server: s.GetServer(),
+			Token: s.GetToken(),
 		}
 	}
 	req.Project, req.ProjectBytes = p.asked.GetProject(), p.asked.GetProjectBytes()

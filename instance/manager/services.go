@@ -70,10 +70,10 @@ func (m *Manager) servicesOf(b *build) func() (*connector.Services, func(), erro
 		token, ended := m.services.Begin(actionservices.Job{
 			Run: cmp.Or(p.GetId(), b.ID), Name: cmp.Or(p.GetJob(), "job"), Build: b.attemptID(),
 			Attempt: int(asked.GetAttempt()), Project: asked.GetProject(), Scopes: asked.GetScopes(),
-			Key: m.store.Secret("services of " + b.attemptID()), Began: b.kept().Started,
+			Key: m.store.Secret("services of " + b.attemptID()), Began: b.kept().Started, Token: asked.GetToken(),
 		})
 		door := m.services.Door(m.cfg.Logger)
-		return &connector.Services{Token: token, Take: door.Take}, func() {
+		return &connector.Services{Token: token, Server: asked.GetServer(), Take: door.Take}, func() {
 			door.Close()
 			if b.isLeft() || m.life.Err() != nil {
 				m.services.Leave(token)

@@ -77,6 +77,8 @@ type Job struct {
 	Key string
 	// Began is the time in the token. If zero, now.
 	Began time.Time
+	// Token is the token of the job, if another server has made it. If empty, a new one.
+	Token string
 }
 
 // Server serves artifacts and caches. It is safe for concurrent use.
@@ -143,7 +145,9 @@ func (s *Server) Begin(j Job) (token string, end func() (made bool)) {
 	if len(j.Scopes) == 0 {
 		j.Scopes = []string{""}
 	}
-	token = newToken(j)
+	if token = j.Token; token == "" {
+		token = newToken(j)
+	}
 	b := &session{Job: j, id: idOf(token)}
 	s.mu.Lock()
 	s.sessions[b.id] = b

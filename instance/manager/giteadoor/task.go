@@ -90,6 +90,11 @@ func (r *record) pipeline(server string) (req *pb.SubmitPipelineRequest, steps i
 		Source: source, Options: &stepmuxv1.Job{Env: map[string]string{"GITEA_ACTIONS": "true"}},
 		Repository: server + "/" + t.text("repository"), RetryLost: false,
 	}
+	if token := t.text("gitea_runtime_token"); token != "" {
+		req.Services = &pb.BuildServices{
+			Scopes: t.scopes(), Server: strings.TrimRight(t.text("server_url"), "/"), Token: token,
+		}
+	}
 	if len(t.Secrets)+len(t.Vars) > maxVariables {
 		return nil, 0, fmt.Errorf("the task has more than %d variables and secrets", maxVariables)
 	}
@@ -109,6 +114,25 @@ func (r *record) pipeline(server string) (req *pb.SubmitPipelineRequest, steps i
 		add(name, t.Vars[name], false)
 	}
 	return req, stepsOf(t.Workflow), nil
+}
+
+// scopes are the references of git whose caches the job finds: its own, that into which it goes, and the default branch.
+func (t *Task) scopes() (all []string) {
+	add := func(ref string) {
+		if ref != "" && !slices.Contains(all, ref) {
+			all = append(all, ref)
+		}
+	}
+	add(t.text("ref"))
+	if base := t.text("base_ref"); base != "" {
+		add("refs/heads/" + strings.TrimPrefix(base, "refs/heads/"))
+	}
+	event, _ := t.Context["event"].(map[string]any)
+	repository, _ := event["repository"].(map[string]any)
+	if branch, _ := repository["default_branch"].(string); branch != "" {
+		add("refs/heads/" + branch)
+	}
+	return all
 }
 
 // words are the results of jobs in the words of a workflow.

@@ -444,7 +444,11 @@ type BuildServices struct {
 	// scopes are the references of git whose caches the build finds, in order. It saves to the first.
 	Scopes []string `protobuf:"bytes,2,rep,name=scopes,proto3" json:"scopes,omitempty"`
 	// attempt is that of the pipeline, which the manager sets: a retry makes a new one.
-	Attempt       int32 `protobuf:"varint,3,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	Attempt int32 `protobuf:"varint,3,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// server is the URL of a Gitea server that has the artifacts, and token the token of the job there. Empty: the manager
+	// has them, and makes a token.
+	Server        string `protobuf:"bytes,4,opt,name=server,proto3" json:"server,omitempty"`
+	Token         string `protobuf:"bytes,5,opt,name=token,proto3" json:"token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -498,6 +502,20 @@ func (x *BuildServices) GetAttempt() int32 {
 		return x.Attempt
 	}
 	return 0
+}
+
+func (x *BuildServices) GetServer() string {
+	if x != nil {
+		return x.Server
+	}
+	return ""
+}
+
+func (x *BuildServices) GetToken() string {
+	if x != nil {
+		return x.Token
+	}
+	return ""
 }
 
 // PipelineCache describes files of a build that later builds of the project get.
@@ -3937,11 +3955,13 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\tcontainer\x18\x06 \x01(\fR\tcontainer\x12#\n" +
 	"\rafter_success\x18\a \x03(\tR\fafterSuccess\x12#\n" +
 	"\rafter_failure\x18\b \x03(\tR\fafterFailure\x12\x18\n" +
-	"\aremarks\x18\t \x01(\bR\aremarks\"[\n" +
+	"\aremarks\x18\t \x01(\bR\aremarks\"\x89\x01\n" +
 	"\rBuildServices\x12\x18\n" +
 	"\aproject\x18\x01 \x01(\tR\aproject\x12\x16\n" +
 	"\x06scopes\x18\x02 \x03(\tR\x06scopes\x12\x18\n" +
-	"\aattempt\x18\x03 \x01(\x05R\aattempt\"\xd6\x01\n" +
+	"\aattempt\x18\x03 \x01(\x05R\aattempt\x12\x16\n" +
+	"\x06server\x18\x04 \x01(\tR\x06server\x12\x14\n" +
+	"\x05token\x18\x05 \x01(\tR\x05token\"\xd6\x01\n" +
 	"\rPipelineCache\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x12\x14\n" +

@@ -260,7 +260,10 @@ type ActionServices struct {
 	// url is their address as the job reaches it, http://HOST:PORT without a slash at its end.
 	Url string `protobuf:"bytes,1,opt,name=url,proto3" json:"url,omitempty"`
 	// token is the job's. It is a secret.
-	Token         string `protobuf:"bytes,2,opt,name=token,proto3" json:"token,omitempty"`
+	Token string `protobuf:"bytes,2,opt,name=token,proto3" json:"token,omitempty"`
+	// server is the URL of a Gitea server whose own service the artifacts go to, with the same token: url then has the
+	// caches alone. Empty: url has both.
+	Server        string `protobuf:"bytes,3,opt,name=server,proto3" json:"server,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -309,6 +312,13 @@ func (x *ActionServices) GetToken() string {
 	return ""
 }
 
+func (x *ActionServices) GetServer() string {
+	if x != nil {
+		return x.Server
+	}
+	return ""
+}
+
 var File_stepmuxv1_job_proto protoreflect.FileDescriptor
 
 const file_stepmuxv1_job_proto_rawDesc = "" +
@@ -337,10 +347,11 @@ const file_stepmuxv1_job_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x12\x16\n" +
 	"\x06masked\x18\x03 \x01(\bR\x06masked\x12\x12\n" +
-	"\x04file\x18\x04 \x01(\bR\x04file\"8\n" +
+	"\x04file\x18\x04 \x01(\bR\x04file\"P\n" +
 	"\x0eActionServices\x12\x10\n" +
 	"\x03url\x18\x01 \x01(\tR\x03url\x12\x14\n" +
-	"\x05token\x18\x02 \x01(\tR\x05tokenB;Z9github.com/stepmux/stepmux/remote/api/stepmuxv1;stepmuxv1b\x06proto3"
+	"\x05token\x18\x02 \x01(\tR\x05token\x12\x16\n" +
+	"\x06server\x18\x03 \x01(\tR\x06serverB;Z9github.com/stepmux/stepmux/remote/api/stepmuxv1;stepmuxv1b\x06proto3"
 
 var (
 	file_stepmuxv1_job_proto_rawDescOnce sync.Once

@@ -39,7 +39,9 @@ func specOf(req *pb.RunRequest) (job.Spec, error) {
 	}
 	spec.Config = engine.Config{
 		Env: asked.GetEnv(), MayFail: asked.GetMayFail(), Policy: engine.PolicyOf(asked),
-		Services: engine.Services{URL: asked.GetServices().GetUrl(), Token: asked.GetServices().GetToken()},
+		Services: engine.Services{
+			URL: asked.GetServices().GetUrl(), Token: asked.GetServices().GetToken(), Server: asked.GetServices().GetServer(),
+		},
 	}
 	if err := checkServices(spec.Services); err != nil {
 		return spec, err

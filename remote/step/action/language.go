@@ -42,7 +42,12 @@ func setServices(s engine.Services, env map[string]string) {
 	for _, name := range []string{"ACTIONS_RUNTIME_URL", "ACTIONS_RESULTS_URL", "ACTIONS_CACHE_URL"} {
 		env[name] = s.URL + "/"
 	}
-	env["ACTIONS_RUNTIME_TOKEN"], env["ACTIONS_CACHE_SERVICE_V2"] = s.Token, "true"
+	env["ACTIONS_RUNTIME_TOKEN"] = s.Token
+	if s.Server == "" {
+		env["ACTIONS_CACHE_SERVICE_V2"] = "true"
+		return
+	}
+	env["ACTIONS_RUNTIME_URL"], env["ACTIONS_RESULTS_URL"] = s.Server+"/api/actions_pipeline/", s.Server
 }
 
 // Mirrors returns the Mirrors of a [fetch.Store] that gets actions from Base.

@@ -89,6 +89,8 @@ type Services struct {
 	URL string
 	// Token is the token of the job. It is a secret, which the caller masks.
 	Token string
+	// Server is the URL of a Gitea server that has the artifacts, with the same Token. It may be empty.
+	Server string
 }
 
 // Place has the directories and the output streams of a job.
