@@ -96,6 +96,8 @@ type Backlog struct {
 	// LogBytes is the size of all logs, and LogsRemoved how many pieces of logs were removed because they were too old, or
 	// all logs too large.
 	LogBytes, LogsRemoved uint64
+	// Servers are those of the Status.
+	Servers []JobServer
 }
 
 // Wait is why builds wait.

@@ -27,6 +27,19 @@ type Status struct {
 	Instances []VM      `json:"instances"`
 	// JumpHosts are the jump hosts that are not instances.
 	JumpHosts []JumpHost `json:"jump_hosts"`
+	// Servers are those that a manager takes jobs from.
+	Servers []JobServer `json:"servers,omitempty"`
+}
+
+// JobServer is a server that a manager takes jobs from.
+type JobServer struct {
+	Name   string    `json:"name"`
+	URL    string    `json:"url"`
+	State  string    `json:"state"` // registering, ready or away
+	Reason string    `json:"reason,omitempty"`
+	Since  time.Time `json:"since"`
+	Jobs   int64     `json:"jobs"`  // of it, now
+	Taken  int64     `json:"taken"` // since the manager has started
 }
 
 // JumpHost is a machine that instances are reached through.

@@ -41,6 +41,13 @@ func (s *Status) WriteText(w io.Writer, now time.Time, builds bool) error {
 		row(t, j.ID, connText(j.Conn, now), fmt.Sprint(j.Conn.Streams))
 	}
 	_ = t.Flush()
+	for _, server := range s.Servers {
+		text := fmt.Sprintf("server %s: %s, %s", server.Name, server.State, plural.Count(int(server.Jobs), "job"))
+		if server.Reason != "" {
+			text += ": " + server.Reason
+		}
+		row(&b, text)
+	}
 	if s.Inventory != "" {
 		row(&b, "inventory not read, the one before is in force: "+s.Inventory)
 	}

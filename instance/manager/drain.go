@@ -185,6 +185,7 @@ func (m *Manager) ownStatus() control.Status {
 	s := control.StatusOf(control.Config{
 		Provider: m.cfg.Provider, Version: m.cfg.Version, InventoryErr: m.cfg.InventoryErr,
 	}, m.since)
+	s.Servers = m.servers()
 	waiting := m.cfg.Group.Waiting()
 	s.Waiting = len(slices.DeleteFunc(waiting, func(id string) bool { return !strings.HasPrefix(id, leaseName) }))
 	m.mu.Lock()

@@ -148,9 +148,9 @@ func TestJobsOfGiteaEndAsTheyShould(t *testing.T) {
 			"stepmux: the job was cancelled", "",
 		},
 		"a mistake": {
-			"    steps: [{run: echo, uses: a/b@c}]", "RESULT_FAILURE", "stepmux: ci.yml:", "0 RESULT_SKIPPED 0+0",
+			"    steps: [{run: echo, uses: a/b@c}]", "RESULT_FAILURE", "stepmux: test/ann/demo#3/ci.yml:", "0 RESULT_SKIPPED 0+0",
 		},
-		"no YAML": {"   steps: [", "RESULT_FAILURE", "stepmux: ci.yml:", ""},
+		"no YAML": {"   steps: [", "RESULT_FAILURE", "stepmux: test/ann/demo#3/ci.yml:", ""},
 		"a matrix": {
 			"    strategy: {matrix: {v: [5]}}\n    steps: [{run: 'echo v ${{ matrix.v }}'}]", "RESULT_SUCCESS",
 			"stepmux: the job has succeeded", "0 RESULT_SUCCESS 0+1",
@@ -324,10 +324,16 @@ func TestBadTokensAndServersAreToldAndTriedAgain(t *testing.T) {
 	id := server.Add(taskOf("    steps: [{run: echo now}]"))
 	require.Eventually(t, func() bool { return server.Calls("Register") > 0 }, sshtest.Bound, time.Millisecond)
 	require.Zero(t, server.Calls("FetchTask"))
+	require.Eventually(t, func() bool {
+		resp, err := d.Status(t.Context(), &pb.StatusRequest{})
+		return err == nil && strings.Contains(string(resp.GetJson()), `"state":"away","reason":"cannot register: register at `+
+			server.URL+`: runner.v1.RunnerService/Register: the server answers 500 not_found: runner registration token not found"`)
+	}, sshtest.Bound, time.Millisecond)
 	mu.Lock()
 	token = giteatest.RegistrationToken
 	mu.Unlock()
 	require.Equal(t, "RESULT_SUCCESS", d.ended(id).Result)
-	_, err := d.Status(t.Context(), &pb.StatusRequest{})
+	resp, err := d.Status(t.Context(), &pb.StatusRequest{})
 	require.NoError(t, err)
+	require.Contains(t, string(resp.GetJson()), `"servers":[{"name":"test","url":"`+server.URL+`","state":"ready"`)
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -11,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/control"
 	"github.com/stepmux/stepmux/instance/manager/giteadoor"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/instance/manager/state"
@@ -84,12 +87,13 @@ func (m *Manager) beginInRoom(ctx context.Context, r *state.Request, pipeline st
 	return err
 }
 
-// ServeGitea is giteadoor.Serve for the VMs of the Manager, until that is shut down or ctx ends.
+// ServeGitea takes jobs from a Gitea server, until the Manager is shut down or ctx ends. The jobs that run then go on: the
+// next manager reports them.
 func (m *Manager) ServeGitea(ctx context.Context, cfg giteadoor.Config) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(m.takes, cancel)() //nolint:contextcheck // the manager's end
-	giteadoor.Serve(ctx, cfg, giteadoor.Host{
+	door := giteadoor.New(cfg, giteadoor.Host{
 		Reserve: func(ctx context.Context) (giteadoor.Room, error) {
 			r, err := m.cfg.Group.Reserve(ctx, cfg.Party(), nil)
 			if err != nil {
@@ -111,6 +115,27 @@ func (m *Manager) ServeGitea(ctx context.Context, cfg giteadoor.Config) {
 		Keep:   m.store.KeepText, Kept: m.store.KeptTexts, Forget: m.store.ForgetText,
 		Labels: m.labels, Version: m.cfg.Version, Logger: m.cfg.Logger,
 	})
+	m.mu.Lock()
+	m.doors = append(m.doors, door)
+	m.mu.Unlock()
+	door.Serve(ctx)
+	m.mu.Lock()
+	m.doors = slices.DeleteFunc(m.doors, func(d *giteadoor.Door) bool { return d == door })
+	m.mu.Unlock()
+}
+
+// servers returns how the doors stand, by their names.
+func (m *Manager) servers() (all []control.JobServer) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, d := range m.doors {
+		s := d.Standing()
+		all = append(all, control.JobServer{
+			Name: s.Name, URL: s.URL, State: s.State, Reason: s.Reason, Since: s.Since, Jobs: s.Tasks, Taken: s.Taken,
+		})
+	}
+	slices.SortFunc(all, func(a, b control.JobServer) int { return strings.Compare(a.Name, b.Name) })
+	return all
 }
 
 // submitTask keeps a pipeline of a door.

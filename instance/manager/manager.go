@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/instance/manager/archive"
+	"github.com/stepmux/stepmux/instance/manager/giteadoor"
 	"github.com/stepmux/stepmux/instance/manager/state"
 	"github.com/stepmux/stepmux/internal/actionservices"
 )
@@ -54,6 +55,7 @@ type Manager struct {
 	live    map[string]*build
 	carried map[string]*PipelineRun
 	drains  map[string]*drained // the last change of each, by the ID of the VM
+	doors   []*giteadoor.Door
 }
 
 // ErrStopped is the cause of the end of a Manager that was shut down.

@@ -40,6 +40,10 @@ var (
 	logsRemoved = desc("logs_removed_total",
 		"Pieces of logs that were removed, because they were too old or all logs too large.")
 
+	serverReady = desc("server_ready", "1 if a server that the manager takes jobs from answers, else 0.", "server")
+	serverJobs  = desc("server_jobs", "Jobs of a server that run, or are reported.", "server")
+	serverTaken = desc("server_jobs_total", "Jobs that were taken from a server.", "server")
+
 	state     = desc("instance_state", "1 for the state of an instance.", "instance", "state")
 	isolation = desc("instance_isolation", "1 for the isolation of the last build on an instance.", "instance", "level")
 
@@ -62,7 +66,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 func (f fleet) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		instances, connections, capacity, busy, free, running, waiting, queued, oldest, stateBytes, logBytes, logsRemoved,
-		state, isolation,
+		serverReady, serverJobs, serverTaken, state, isolation,
 		sessionsOpen, sessionsReserved, sessionsWaiting, sessionsLimit, channelsOpen,
 	} {
 		out <- d
@@ -146,4 +150,13 @@ func collectBacklog(out chan<- prometheus.Metric, ask backlogFunc) {
 	}
 	tell(logBytes, prometheus.GaugeValue, float64(b.LogBytes))
 	tell(logsRemoved, prometheus.CounterValue, float64(b.LogsRemoved))
+	for _, s := range b.Servers {
+		ready := 0.0
+		if s.Reason == "" {
+			ready = 1
+		}
+		tell(serverReady, prometheus.GaugeValue, ready, s.Name)
+		tell(serverJobs, prometheus.GaugeValue, float64(s.Jobs), s.Name)
+		tell(serverTaken, prometheus.CounterValue, float64(s.Taken), s.Name)
+	}
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/internal/pause"
+	"github.com/stepmux/stepmux/internal/termtext"
 )
 
 const (
@@ -71,7 +72,7 @@ var DefaultLabels = []string{"ubuntu-latest", "self-hosted", "linux"}
 func (cfg *Config) Party() string { return "gitea." + cfg.Name }
 
 // labels returns the labels to declare.
-func (d *door) labels() []string {
+func (d *Door) labels() []string {
 	if len(d.cfg.Labels) > 0 {
 		return d.cfg.Labels
 	}
@@ -87,23 +88,75 @@ func (d *door) labels() []string {
 	return slices.Compact(all)
 }
 
-// door is the runner of one server.
-type door struct {
+// Door is the runner of one server. It is safe for concurrent use.
+type Door struct {
 	cfg    Config
 	host   Host
 	client *Client // not registered
 	tasks  sync.WaitGroup
 	count  atomic.Int64  // of tasks
+	taken  atomic.Int64  // tasks in all
 	ended  chan struct{} // has room for one; a task has ended
 
-	declared []string // labels
+	declared []string // labels; Serve's goroutine has it
+
+	mu      sync.Mutex // guards the following
+	state   string
+	reason  string
+	changed time.Time
 }
 
-// Serve takes jobs from a server until ctx ends, and returns when all that it has started has ended. Tasks that it has
-// then go on: the next door of this name reports them.
-func Serve(ctx context.Context, cfg Config, host Host) {
-	d := &door{cfg: cfg, host: host, client: NewClient(cfg.URL, nil), ended: make(chan struct{}, 1)}
+// The states of a door.
+const (
+	Registering = "registering" // the server does not know it yet
+	Ready       = "ready"
+	Away        = "away" // the server does not answer, or refuses
+)
+
+// Standing is how a door stands.
+type Standing struct {
+	Name, URL string
+	// State is one of the states, since a time. Reason is why it is away.
+	State, Reason string
+	Since         time.Time
+	// Tasks are those that it has now, and Taken counts those since the manager has started.
+	Tasks, Taken int64
+}
+
+// Standing returns how the door stands.
+func (d *Door) Standing() Standing {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return Standing{d.cfg.Name, d.cfg.URL, d.state, d.reason, d.changed, d.count.Load(), d.taken.Load()}
+}
+
+// stands notes how the door stands, and reports whether that has changed.
+func (d *Door) stands(state, reason string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.state == state && d.reason == reason {
+		return false
+	}
+	if d.state != state {
+		d.changed = time.Now()
+	}
+	d.state, d.reason = state, reason
+	return true
+}
+
+// New returns a Door. The caller calls Serve.
+func New(cfg Config, host Host) *Door {
+	d := &Door{
+		cfg: cfg, host: host, client: NewClient(cfg.URL, nil), ended: make(chan struct{}, 1), state: Registering,
+		changed: time.Now(),
+	}
 	d.host.Logger = host.Logger.With("server", cfg.Name)
+	return d
+}
+
+// Serve takes jobs from the server until ctx ends, and returns when all that it has started has ended. Tasks that it has
+// then go on: the next door of this name reports them.
+func (d *Door) Serve(ctx context.Context) {
 	defer d.client.Close()
 	defer d.tasks.Wait()
 	d.repeat(ctx, "go on with its tasks", func() error { return d.resume(ctx) })
@@ -119,32 +172,40 @@ func Serve(ctx context.Context, cfg Config, host Host) {
 	}
 }
 
-// repeat repeats do until it succeeds or ctx ends. Pauses grow; each new error is told.
-func (d *door) repeat(ctx context.Context, what string, do func() error) {
-	told := ""
+// repeat repeats do until it succeeds or ctx ends. Pauses grow.
+func (d *Door) repeat(ctx context.Context, what string, do func() error) {
 	for wait := firstBackoff; ctx.Err() == nil; wait = min(2*wait, lastBackoff) {
 		err := do()
 		if err == nil {
-			if told != "" {
-				d.host.Logger.Info("the server answers again")
-			}
 			return
 		}
-		if ctx.Err() == nil && err.Error() != told {
-			told = err.Error()
-			d.host.Logger.Warn("the door cannot "+what, "error", err)
-		}
+		d.fails(ctx, what, err)
 		_ = pause.For(ctx, jittered(wait))
 	}
 }
 
+// fails notes that something fails. Each new error is told once.
+func (d *Door) fails(ctx context.Context, what string, err error) {
+	text := termtext.Short(fmt.Sprintf("cannot %s: %v", what, err), maxErrorText)
+	if ctx.Err() == nil && d.stands(Away, text) {
+		d.host.Logger.Warn("the door "+text)
+	}
+}
+
+// works notes that the server answers.
+func (d *Door) works() {
+	if d.stands(Ready, "") {
+		d.host.Logger.Info("the server answers")
+	}
+}
+
 // key returns the key of the door's texts of a kind in the state.
-func (d *door) key(kind string) string { return "gitea." + d.cfg.Name + "." + kind }
+func (d *Door) key(kind string) string { return "gitea." + d.cfg.Name + "." + kind }
 
 const kindRunner, kindTask = "runner", "task"
 
 // register returns the runner that the server knows, with the labels of today. It registers a new one if there is none.
-func (d *door) register(ctx context.Context) (runner Registration, err error) {
+func (d *Door) register(ctx context.Context) (runner Registration, err error) {
 	kept, err := d.host.Kept(ctx, d.key(kindRunner))
 	if err != nil {
 		return runner, err
@@ -179,7 +240,7 @@ func (d *door) register(ctx context.Context) (runner Registration, err error) {
 }
 
 // take takes tasks, each with a slot, until ctx ends, the server does not know the runner any more, or its labels change.
-func (d *door) take(ctx context.Context, runner Registration) {
+func (d *Door) take(ctx context.Context, runner Registration) {
 	client := d.client.As(runner)
 	var version int64 // 0: the server looks for a task
 	looked := time.Now()
@@ -216,7 +277,7 @@ func (d *door) take(ctx context.Context, runner Registration) {
 			if isCode(err, codeUnauthenticated) {
 				return
 			}
-			d.host.Logger.Warn("cannot ask for a task", "error", err)
+			d.fails(ctx, "ask for a task", err)
 			_ = pause.For(ctx, jittered(wait))
 			wait = min(2*wait, lastBackoff)
 			continue
@@ -228,12 +289,13 @@ func (d *door) take(ctx context.Context, runner Registration) {
 			version = 0
 			d.begin(ctx, &record{Task: task, Runner: runner, Marks: strings.ToLower(rand.Text()[:12])}, room)
 		}
+		d.works()
 		wait = firstBackoff
 	}
 }
 
 // awaitLimit waits until fewer tasks run than the limit. It returns false at the end.
-func (d *door) awaitLimit(ctx context.Context) bool {
+func (d *Door) awaitLimit(ctx context.Context) bool {
 	for d.cfg.Limit > 0 && d.count.Load() >= int64(d.cfg.Limit) {
 		select {
 		case <-d.ended:
@@ -245,7 +307,7 @@ func (d *door) awaitLimit(ctx context.Context) bool {
 }
 
 // rest waits until the next question. After the end of a task the server looks in any case.
-func (d *door) rest(ctx context.Context, version *int64) {
+func (d *Door) rest(ctx context.Context, version *int64) {
 	timer := time.NewTimer(hintPause)
 	defer timer.Stop()
 	select {
@@ -264,7 +326,7 @@ func jittered(wait time.Duration) time.Duration {
 }
 
 // begin keeps a task and starts its report. room is released in any case.
-func (d *door) begin(ctx context.Context, r *record, room Room) {
+func (d *Door) begin(ctx context.Context, r *record, room Room) {
 	key := d.key(kindTask) + "." + strconv.FormatInt(r.Task.ID, 10)
 	keep := func() error {
 		keeping, stop := beyond(ctx) // the server counts on it
@@ -299,8 +361,9 @@ func beyond(ctx context.Context) (later context.Context, stop func()) {
 }
 
 // start starts the report of a task.
-func (d *door) start(ctx context.Context, r *record, key string, room Room) {
+func (d *Door) start(ctx context.Context, r *record, key string, room Room) {
 	d.count.Add(1)
+	d.taken.Add(1)
 	d.tasks.Go(func() {
 		defer func() {
 			d.count.Add(-1)
@@ -321,7 +384,7 @@ func (d *door) start(ctx context.Context, r *record, key string, room Room) {
 }
 
 // resume goes on with the tasks of a door before.
-func (d *door) resume(ctx context.Context) error {
+func (d *Door) resume(ctx context.Context) error {
 	kept, err := d.host.Kept(ctx, d.key(kindTask))
 	if err != nil {
 		return err

@@ -36,7 +36,7 @@ func (e *RefusedError) Unwrap() error { return e.Err }
 
 // report reports a task: run's goroutine makes the calls, and two others watch the pipeline and read the log.
 type report struct {
-	d      *door
+	d      *Door
 	task   *Task
 	record *record
 	client *Client
@@ -57,7 +57,7 @@ type report struct {
 	read    bool   // the log was read to its end
 }
 
-func newReport(d *door, r *record) *report {
+func newReport(d *Door, r *record) *report {
 	return &report{
 		d: d, task: r.Task, record: r, client: d.client.As(r.Runner),
 		logger:  d.host.Logger.With("task", r.Task.ID),

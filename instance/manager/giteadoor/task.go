@@ -10,6 +10,7 @@ import (
 
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/sortedkeys"
+	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/internal/yamltree"
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
@@ -46,6 +47,9 @@ var contextTexts = strings.Fields(`actor api_url base_ref event_name head_ref re
 
 var variableNames = regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_]*$`)
 
+// maxName bounds the name of a task's workflow, in bytes.
+const maxName = 300
+
 // maxVariables bounds the variables and secrets of a task.
 const maxVariables = 1000
 
@@ -56,10 +60,8 @@ func (r *record) pipeline(server string) (req *pb.SubmitPipelineRequest, steps i
 	if r.Refused != "" {
 		return nil, 0, errors.New(r.Refused)
 	}
-	name := t.text("workflow")
-	if name == "" || len(name) > 200 {
-		name = "workflow.yml"
-	}
+	name := fmt.Sprintf("%s/%s#%s/%s", server, t.text("repository"), t.text("run_number"), t.text("workflow"))
+	name = termtext.Cut(termtext.Line(name), maxName) // it is in lists and messages
 	source := &pb.PipelineSource{
 		Name: name, Text: t.Workflow, Format: "github", Marks: r.Marks, Needs: map[string]*pb.EndedJob{},
 		Directory: t.text("repository"), Actions: strings.TrimRight(t.text("gitea_default_actions_url"), "/"),

@@ -85,19 +85,20 @@ func (f *facts) forget() {
 
 // overviewData is the first page.
 type overviewData struct {
-	Version        string         `json:"version"`
-	Since          time.Time      `json:"since"`
-	InventoryError string         `json:"inventory_error,omitempty"`
-	Slots          control.Slots  `json:"slots"`
-	Waiting        int            `json:"waiting"`
-	OldestWait     float64        `json:"oldest_wait_s"`
-	States         map[string]int `json:"vms"`
-	Times          []times        `json:"times"`
-	Queue          []queued       `json:"queue"` // the oldest
-	VMs            []control.VM   `json:"instances"`
-	HiddenVMs      int            `json:"instances_left_out,omitempty"`
-	Filter         string         `json:"-"`
-	Sort           string         `json:"-"`
+	Version        string           `json:"version"`
+	Since          time.Time        `json:"since"`
+	InventoryError string           `json:"inventory_error,omitempty"`
+	Slots          control.Slots    `json:"slots"`
+	Waiting        int              `json:"waiting"`
+	OldestWait     float64          `json:"oldest_wait_s"`
+	States         map[string]int   `json:"vms"`
+	Times          []times          `json:"times"`
+	Queue          []queued         `json:"queue"` // the oldest
+	VMs            []control.VM     `json:"instances"`
+	HiddenVMs      int              `json:"instances_left_out,omitempty"`
+	Servers        []control.JobServer `json:"servers,omitempty"`
+	Filter         string           `json:"-"`
+	Sort           string           `json:"-"`
 }
 
 // MoreWait reports whether more builds wait than Queue has.
@@ -123,7 +124,7 @@ type times struct {
 func overviewOf(s control.Status, queue *pb.ListResponse, ended []*pb.Build, now time.Time) overviewData {
 	o := overviewData{
 		Version: s.Version, Since: s.Since, InventoryError: s.Inventory, Waiting: s.Waiting, Slots: s.Slots,
-		States: map[string]int{}, VMs: s.Instances,
+		States: map[string]int{}, VMs: s.Instances, Servers: s.Servers,
 	}
 	for i := range s.Instances {
 		o.States[s.Instances[i].State]++
