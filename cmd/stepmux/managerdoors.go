@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -48,7 +49,7 @@ func (f *doorFlags) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.token, "token-file", "", "file with the token for --api-listen and --http-listen; it is made if it "+
 		"is missing (default for --api-listen token in the state directory)")
 	fl.Var(&f.gitea, "gitea", "take jobs from Gitea and Forgejo servers: a mapping with the keys url, token-file, labels, "+
-		"name, runner, limit and share for each, see docs/gitea.md (default off)")
+		"name, runner, limit, share and webhook-secret-file for each, see docs/gitea.md (default off)")
 	grouped(fl, doorGroup)
 }
 
@@ -69,6 +70,9 @@ func (f *doorFlags) check() error {
 		return errors.New("--tls-cert and --tls-key need each other")
 	case f.api == "" && f.page == "" && (f.cert != "" || f.token != ""):
 		return errors.New("--tls-cert and --token-file need --api-listen or --http-listen")
+	}
+	if f.page == "" && slices.ContainsFunc(f.gitea, func(c giteadoor.Config) bool { return c.Secret != nil }) {
+		return errors.New("webhook-secret-file needs --http-listen: webhooks come to the address of the status page")
 	}
 	if f.page != "" && !strings.Contains(f.page, ":") {
 		f.page = ":" + f.page
@@ -180,7 +184,7 @@ func (d *tcpDoors) serve(
 	}
 	closePage := func() {}
 	if d.page != nil {
-		if closePage, err = d.servePage(socket, cfg, metrics, cert, token); err != nil {
+		if closePage, err = d.servePage(m, socket, cfg, metrics, cert, token); err != nil {
 			return nil, err
 		}
 	}
@@ -205,7 +209,7 @@ func (d *tcpDoors) serve(
 
 // servePage serves the status page, by TLS with a certificate if other machines can reach it.
 func (d *tcpDoors) servePage(
-	socket string, cfg manager.Config, metrics http.Handler, cert tls.Certificate, token *access.Token,
+	m *manager.Manager, socket string, cfg manager.Config, metrics http.Handler, cert tls.Certificate, token *access.Token,
 ) (closePage func(), err error) {
 	listener, scheme, pageTLS := d.page, "http://", d.flags.hasTLS(d.page.Addr().String())
 	if pageTLS {
@@ -221,6 +225,7 @@ func (d *tcpDoors) servePage(
 	}
 	server := page.Serve(listener, page.Config{
 		Manager: pb.NewManagerClient(conn), As: manager.ContextFor, Token: token, TLS: pageTLS, Metrics: metrics,
+		Hook:    m.ServeHook,
 		Version: cfg.Version, Logger: cfg.Logger,
 	})
 	cfg.Logger.Info("status page", "url", scheme+d.page.Addr().String()+"/", "token", tokenText(d.flags.token))

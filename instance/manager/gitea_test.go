@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -151,6 +152,10 @@ func TestJobsOfGiteaEndAsTheyShould(t *testing.T) {
 			"    steps: [{run: echo, uses: a/b@c}]", "RESULT_FAILURE", "stepmux: test/ann/demo#3/ci.yml:", "0 RESULT_SKIPPED 0+0",
 		},
 		"no YAML": {"   steps: [", "RESULT_FAILURE", "stepmux: test/ann/demo#3/ci.yml:", ""},
+		"a key without an effect": {
+			"    environment: x\n    services: {db: {image: x}}\n    steps: [{run: echo fine}]", "RESULT_SUCCESS",
+			"stepmux: the job has succeeded", "0 RESULT_SUCCESS 0+1",
+		},
 		"a matrix": {
 			"    strategy: {matrix: {v: [5]}}\n    steps: [{run: 'echo v ${{ matrix.v }}'}]", "RESULT_SUCCESS",
 			"stepmux: the job has succeeded", "0 RESULT_SUCCESS 0+1",
@@ -165,6 +170,10 @@ func TestJobsOfGiteaEndAsTheyShould(t *testing.T) {
 				require.Equal(t, test.shown, stepsOf(got))
 			}
 			require.True(t, got.Closed)
+			if strings.Contains(test.steps, "services") {
+				require.Contains(t, strings.Join(got.Rows, "\n"), "stepmux: note: test: test/ann/demo#3/ci.yml:6: environment has no")
+				require.Contains(t, strings.Join(got.Rows, "\n"), "services")
+			}
 		})
 	}
 }
@@ -336,4 +345,28 @@ func TestBadTokensAndServersAreToldAndTriedAgain(t *testing.T) {
 	resp, err := d.Status(t.Context(), &pb.StatusRequest{})
 	require.NoError(t, err)
 	require.Contains(t, string(resp.GetJson()), `"servers":[{"name":"test","url":"`+server.URL+`","state":"ready"`)
+}
+
+// A webhook lets the door look at once, also if it comes while the door waits for the next question.
+func TestAWebhookBringsAJobAtOnce(t *testing.T) {
+	t.Parallel()
+	server := giteatest.NewFake(t)
+	d := serveGitea(t, withPipelines(newFleet(t)), server, func(cfg *giteadoor.Config) {
+		cfg.Secret = func() (string, error) { return "key", nil }
+	})
+	hook := func(name, signature string) int {
+		r := httptest.NewRequest(http.MethodPost, "/hooks/gitea/"+name, strings.NewReader(`{"action":"queued"}`))
+		r.Header.Set("X-Gitea-Event", "workflow_job")
+		r.Header.Set("X-Gitea-Signature", signature)
+		w := httptest.NewRecorder()
+		d.m.ServeHook(name, w, r)
+		return w.Code
+	}
+	require.Eventually(t, func() bool { return server.Calls("FetchTask") > 0 }, sshtest.Bound, time.Millisecond)
+	server.StaysSilent() // its version does not tell of new jobs
+	id := server.Add(taskOf("    steps: [{run: echo now}]"))
+	require.Equal(t, http.StatusForbidden, hook("test", "00"))
+	require.Equal(t, http.StatusNotFound, hook("other", "00"))
+	require.Equal(t, http.StatusNoContent, hook("test", giteatest.Sign("key", `{"action":"queued"}`)))
+	require.Equal(t, "RESULT_SUCCESS", d.ended(id).Result)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -122,6 +123,22 @@ func (m *Manager) ServeGitea(ctx context.Context, cfg giteadoor.Config) {
 	m.mu.Lock()
 	m.doors = slices.DeleteFunc(m.doors, func(d *giteadoor.Door) bool { return d == door })
 	m.mu.Unlock()
+}
+
+// ServeHook takes a webhook of a server, by its name.
+func (m *Manager) ServeHook(name string, w http.ResponseWriter, r *http.Request) {
+	m.mu.Lock()
+	i := slices.IndexFunc(m.doors, func(d *giteadoor.Door) bool { return d.Standing().Name == name })
+	var door *giteadoor.Door
+	if i >= 0 {
+		door = m.doors[i]
+	}
+	m.mu.Unlock()
+	if door == nil {
+		http.Error(w, "there is no server of this name", http.StatusNotFound)
+		return
+	}
+	door.ServeHTTP(w, r)
 }
 
 // servers returns how the doors stand, by their names.

@@ -3,6 +3,7 @@ package giteadoor
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"crypto/tls"
 	"encoding/json"
 	"errors"
@@ -24,12 +25,14 @@ const (
 	callTimeout, fetchTimeout = 30 * time.Second, 2 * time.Minute
 )
 
-// Client calls the service of a server for runners: Connect's unary calls with JSON. It is safe for concurrent use.
+// Client calls the service of a server for runners: Connect's unary calls with JSON. It is safe for concurrent use, but
+// for Fetch.
 type Client struct {
 	root string // the URL of the server, without a slash at its end
 	http *http.Client
 	uuid string // of the runner; empty before it is registered
 	key  string // its token
+	ask  string // names the next question for a task
 }
 
 // NewClient returns a client of the server at a URL. config may be nil.
@@ -45,7 +48,7 @@ func NewClient(root string, config *tls.Config) *Client {
 // As returns a client that calls as a runner that is registered.
 func (c *Client) As(r Registration) *Client {
 	own := *c
-	own.uuid, own.key = r.UUID, r.Token
+	own.uuid, own.key, own.ask = r.UUID, r.Token, rand.Text()
 	return &own
 }
 
@@ -86,8 +89,10 @@ func isCode(err error, codes ...string) bool {
 	return false
 }
 
-// call makes a unary call.
-func (c *Client) call(ctx context.Context, timeout time.Duration, method string, in, out any) error {
+// call makes a unary call. headers are names and values in turns.
+func (c *Client) call(
+	ctx context.Context, timeout time.Duration, method string, in, out any, headers ...string,
+) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	body, err := json.Marshal(in)
@@ -103,6 +108,9 @@ func (c *Client) call(ctx context.Context, timeout time.Duration, method string,
 	if c.uuid != "" {
 		req.Header.Set("X-Runner-Uuid", c.uuid)
 		req.Header.Set("X-Runner-Token", c.key)
+	}
+	for i := 0; i+1 < len(headers); i += 2 {
+		req.Header.Set(headers[i], headers[i+1])
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
@@ -222,20 +230,29 @@ func (t *Task) text(name string) string {
 	}
 }
 
-// Fetch asks for a task. task is nil if there is none. version is that of the last answer; 0 makes the server look in
-// any case.
-func (c *Client) Fetch(ctx context.Context, version int64) (task *Task, now int64, err error) {
+// Fetch asks for tasks. There may be none. version is that of the last answer; 0 makes the server look in any case. One
+// goroutine calls it at a time. After a call whose answer is lost, a Forgejo gives the same tasks again, by the key of the
+// question; Gitea knows no key.
+func (c *Client) Fetch(ctx context.Context, version int64) (tasks []*Task, now int64, err error) {
 	var out struct {
-		TasksVersion int64 `json:"tasksVersion,string"`
-		Task         *Task `json:"task"`
+		TasksVersion    int64   `json:"tasksVersion,string"`
+		Task            *Task   `json:"task"`
+		AdditionalTasks []*Task `json:"additionalTasks"`
 	}
 	in := struct {
 		TasksVersion int64 `json:"tasksVersion,string"`
 	}{version}
-	if err := c.call(ctx, fetchTimeout, service+"FetchTask", in, &out); err != nil {
+	err = c.call(ctx, fetchTimeout, service+"FetchTask", in, &out, "X-Runner-Request-Key", c.ask)
+	if err != nil {
 		return nil, 0, err
 	}
-	return out.Task, out.TasksVersion, nil
+	c.ask = rand.Text()
+	for _, task := range append([]*Task{out.Task}, out.AdditionalTasks...) {
+		if task != nil {
+			tasks = append(tasks, task)
+		}
+	}
+	return tasks, out.TasksVersion, nil
 }
 
 // Row is a line of a log.

@@ -42,6 +42,8 @@ type Config struct {
 	Labels []string
 	// Limit bounds the tasks that run at once. If zero, only the slots do.
 	Limit int
+	// Secret returns the secret of the webhooks. If nil, there are none.
+	Secret func() (string, error)
 	// Share is that of the door among those that wait for slots. If zero, 1.
 	Share int
 }
@@ -51,10 +53,10 @@ var names = regexp.MustCompile(`^[a-z0-9-]{1,32}$`)
 // Check returns an error for a Config that is not valid.
 func (cfg *Config) Check() error {
 	switch {
-	case !names.MatchString(cfg.Name):
-		return fmt.Errorf("the name %.40q: write 1 to 32 of a-z 0-9 -", cfg.Name)
 	case !strings.HasPrefix(cfg.URL, "https://") && !strings.HasPrefix(cfg.URL, "http://"):
 		return fmt.Errorf("the url %.160q: write that of the server, as https://gitea.example.com", cfg.URL)
+	case !names.MatchString(cfg.Name):
+		return fmt.Errorf("the name %.40q: write 1 to 32 of a-z 0-9 -", cfg.Name)
 	case slices.ContainsFunc(cfg.Labels, func(label string) bool {
 		return label == "" || len(label) > 100 || strings.ContainsAny(label, ": ,\n")
 	}):
@@ -96,7 +98,7 @@ type Door struct {
 	tasks  sync.WaitGroup
 	count  atomic.Int64  // of tasks
 	taken  atomic.Int64  // tasks in all
-	ended  chan struct{} // has room for one; a task has ended
+	woken  chan struct{} // has room for one: there may be a task, or one has ended
 
 	declared []string // labels; Serve's goroutine has it
 
@@ -147,7 +149,7 @@ func (d *Door) stands(state, reason string) bool {
 // New returns a Door. The caller calls Serve.
 func New(cfg Config, host Host) *Door {
 	d := &Door{
-		cfg: cfg, host: host, client: NewClient(cfg.URL, nil), ended: make(chan struct{}, 1), state: Registering,
+		cfg: cfg, host: host, client: NewClient(cfg.URL, nil), woken: make(chan struct{}, 1), state: Registering,
 		changed: time.Now(),
 	}
 	d.host.Logger = host.Logger.With("server", cfg.Name)
@@ -188,7 +190,7 @@ func (d *Door) repeat(ctx context.Context, what string, do func() error) {
 func (d *Door) fails(ctx context.Context, what string, err error) {
 	text := termtext.Short(fmt.Sprintf("cannot %s: %v", what, err), maxErrorText)
 	if ctx.Err() == nil && d.stands(Away, text) {
-		d.host.Logger.Warn("the door "+text)
+		d.host.Logger.Warn("the door " + text)
 	}
 }
 
@@ -268,7 +270,7 @@ func (d *Door) take(ctx context.Context, runner Registration) {
 			}
 		}
 		asking, stop := beyond(ctx) // a task whose answer is given up is lost
-		task, now, err := client.Fetch(asking, version)
+		tasks, now, err := client.Fetch(asking, version)
 		stop()
 		switch {
 		case err != nil:
@@ -281,13 +283,16 @@ func (d *Door) take(ctx context.Context, runner Registration) {
 			_ = pause.For(ctx, jittered(wait))
 			wait = min(2*wait, lastBackoff)
 			continue
-		case task == nil:
+		case len(tasks) == 0:
 			room.Release()
 			version = now
 			d.rest(ctx, &version)
 		default:
 			version = 0
-			d.begin(ctx, &record{Task: task, Runner: runner, Marks: strings.ToLower(rand.Text()[:12])}, room)
+			for _, task := range tasks { // Gitea gives one; only the first has the slot
+				d.begin(ctx, &record{Task: task, Runner: runner, Marks: strings.ToLower(rand.Text()[:12])}, room)
+				room = nil
+			}
 		}
 		d.works()
 		wait = firstBackoff
@@ -298,7 +303,7 @@ func (d *Door) take(ctx context.Context, runner Registration) {
 func (d *Door) awaitLimit(ctx context.Context) bool {
 	for d.cfg.Limit > 0 && d.count.Load() >= int64(d.cfg.Limit) {
 		select {
-		case <-d.ended:
+		case <-d.woken:
 		case <-ctx.Done():
 			return false
 		}
@@ -306,13 +311,13 @@ func (d *Door) awaitLimit(ctx context.Context) bool {
 	return true
 }
 
-// rest waits until the next question. After the end of a task the server looks in any case.
+// rest waits until the next question. After the end of a task, and a webhook, the server looks in any case.
 func (d *Door) rest(ctx context.Context, version *int64) {
 	timer := time.NewTimer(hintPause)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-d.ended:
+	case <-d.woken:
 		*version = 0
 	case <-ctx.Done():
 	}
@@ -367,10 +372,7 @@ func (d *Door) start(ctx context.Context, r *record, key string, room Room) {
 	d.tasks.Go(func() {
 		defer func() {
 			d.count.Add(-1)
-			select {
-			case d.ended <- struct{}{}:
-			default:
-			}
+			d.wake()
 		}()
 		if room != nil {
 			defer room.Release()

@@ -338,6 +338,9 @@ func (t *report) conclude(ctx context.Context) {
 	p, build := t.state, t.build
 	t.mu.Unlock()
 	var notes []string
+	for _, note := range p.GetNotes() {
+		notes = append(notes, "note: "+termtext.Line(note))
+	}
 	outputs := map[string]string{}
 	if build != "" {
 		var values map[string]string

@@ -29,7 +29,7 @@ func (s *Servers) Set(string) error {
 	return errors.New("this is a key of the file of --config: write its keys url and token-file there")
 }
 
-var serverKeys = []string{"url", "token-file", "labels", "name", "runner", "limit", "share"}
+var serverKeys = []string{"url", "token-file", "labels", "name", "runner", "limit", "share", "webhook-secret-file"}
 
 // Read implements flagfile.Structured.
 func (s *Servers) Read(r *yamltree.Reader, n *yaml.Node) {
@@ -50,13 +50,15 @@ func (s *Servers) Read(r *yamltree.Reader, n *yaml.Node) {
 }
 
 func readServer(r *yamltree.Reader, n *yaml.Node) (server Config) {
-	file, label := "", "gitea"
+	file, secret, label := "", "", "gitea"
 	for _, e := range r.Known(r.Mapping(n, label), label, serverKeys) {
 		switch e.Key {
 		case "url":
 			server.URL = r.String(e.Value, e.Key)
 		case "token-file":
 			file = r.String(e.Value, e.Key)
+		case "webhook-secret-file":
+			secret = r.String(e.Value, e.Key)
 		case "labels":
 			for _, l := range r.List(e.Value, e.Key) {
 				server.Labels = append(server.Labels, r.String(l, "a label"))
@@ -77,7 +79,10 @@ func readServer(r *yamltree.Reader, n *yaml.Node) (server Config) {
 	if server.Runner == "" {
 		server.Runner, _ = os.Hostname()
 	}
-	server.Token = func() (string, error) { return readToken(file) }
+	server.Token = func() (string, error) { return readToken(file, "the registration token of the server") }
+	if secret != "" {
+		server.Secret = func() (string, error) { return readToken(secret, "the secret of the webhook") }
+	}
 	if err := server.Check(); err != nil {
 		r.Failf(n, "gitea: %v", err)
 	} else if file == "" {
@@ -114,7 +119,8 @@ func nameOf(server string) string {
 // maxToken bounds the file of a token, in bytes.
 const maxToken = 4 << 10
 
-func readToken(name string) (string, error) {
+// readToken reads a file with a token.
+func readToken(name, what string) (string, error) {
 	file, err := os.Open(name)
 	if err != nil {
 		return "", err
@@ -126,7 +132,7 @@ func readToken(name string) (string, error) {
 	}
 	token := strings.TrimSpace(string(text))
 	if token == "" {
-		return "", fmt.Errorf("%s is empty: it has the registration token of the server", name)
+		return "", fmt.Errorf("%s is empty: it has %s", name, what)
 	}
 	return token, nil
 }
@@ -138,7 +144,8 @@ func (s *Servers) Schema() map[string]any {
 		"type": "object", "additionalProperties": false, "required": []string{"url", "token-file"},
 		"properties": map[string]any{
 			"url": text, "token-file": text, "name": text, "runner": text, "limit": count, "share": count,
-			"labels": map[string]any{"type": "array", "items": text},
+			"webhook-secret-file": text,
+			"labels":              map[string]any{"type": "array", "items": text},
 		},
 	}
 	return map[string]any{"oneOf": []any{server, map[string]any{"type": "array", "items": server}}}

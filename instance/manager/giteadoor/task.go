@@ -115,7 +115,10 @@ func (r *record) pipeline(server string) (req *pb.SubmitPipelineRequest, steps i
 	for _, name := range sortedkeys.Of(t.Vars) {
 		add(name, t.Vars[name], false)
 	}
-	return req, stepsOf(t.Workflow), nil
+	var contained bool
+	steps, contained = shapeOf(t.Workflow)
+	req.InImage = contained
+	return req, steps, nil
 }
 
 // scopes are the references of git whose caches the job finds: its own, that into which it goes, and the default branch.
@@ -145,12 +148,12 @@ var words = map[string]string{
 // maxSteps bounds the steps of a job that are reported.
 const maxSteps = 1000
 
-// stepsOf returns the number of steps of the only job of a workflow. Of a text with mistakes, which the manager refuses,
-// it is 0.
-func stepsOf(text []byte) int {
+// shapeOf returns the number of steps of the only job of a workflow, and whether it has a container. Of a text with
+// mistakes, which the manager refuses, it knows nothing.
+func shapeOf(text []byte) (steps int, contained bool) {
 	t, err := yamltree.Load("", text, maxRecord)
 	if err != nil || len(t.Docs) == 0 {
-		return 0
+		return 0, false
 	}
 	r := &yamltree.Reader{Text: t, Rules: yamltree.Rules{MaxCost: 4 * maxRecord, Unquoted: true, Nulls: true}}
 	for _, key := range r.Mapping(t.Docs[0], "") {
@@ -159,11 +162,14 @@ func stepsOf(text []byte) int {
 		}
 		for _, job := range r.Mapping(key.Value, "") {
 			for _, part := range r.Mapping(job.Value, "") {
-				if part.Key == "steps" {
-					return min(len(r.List(part.Value, "")), maxSteps)
+				switch part.Key {
+				case "steps":
+					steps = min(len(r.List(part.Value, "")), maxSteps)
+				case "container":
+					contained = !yamltree.IsNull(part.Value)
 				}
 			}
 		}
 	}
-	return 0
+	return steps, contained
 }

@@ -85,20 +85,20 @@ func (f *facts) forget() {
 
 // overviewData is the first page.
 type overviewData struct {
-	Version        string           `json:"version"`
-	Since          time.Time        `json:"since"`
-	InventoryError string           `json:"inventory_error,omitempty"`
-	Slots          control.Slots    `json:"slots"`
-	Waiting        int              `json:"waiting"`
-	OldestWait     float64          `json:"oldest_wait_s"`
-	States         map[string]int   `json:"vms"`
-	Times          []times          `json:"times"`
-	Queue          []queued         `json:"queue"` // the oldest
-	VMs            []control.VM     `json:"instances"`
-	HiddenVMs      int              `json:"instances_left_out,omitempty"`
+	Version        string              `json:"version"`
+	Since          time.Time           `json:"since"`
+	InventoryError string              `json:"inventory_error,omitempty"`
+	Slots          control.Slots       `json:"slots"`
+	Waiting        int                 `json:"waiting"`
+	OldestWait     float64             `json:"oldest_wait_s"`
+	States         map[string]int      `json:"vms"`
+	Times          []times             `json:"times"`
+	Queue          []queued            `json:"queue"` // the oldest
+	VMs            []control.VM        `json:"instances"`
+	HiddenVMs      int                 `json:"instances_left_out,omitempty"`
 	Servers        []control.JobServer `json:"servers,omitempty"`
-	Filter         string           `json:"-"`
-	Sort           string           `json:"-"`
+	Filter         string              `json:"-"`
+	Sort           string              `json:"-"`
 }
 
 // MoreWait reports whether more builds wait than Queue has.

@@ -39,6 +39,8 @@ type Config struct {
 	TLS bool
 	// Metrics serves /metrics. May be nil.
 	Metrics http.Handler
+	// Hook takes a webhook of a server that the manager takes jobs from. It checks who sends it. May be nil.
+	Hook func(server string, w http.ResponseWriter, r *http.Request)
 	// Version is the program's version.
 	Version string
 	// Logger receives the server's errors. If nil, slog.Default.
@@ -107,8 +109,16 @@ func newPages(cfg Config) *pages {
 	if cfg.Metrics != nil {
 		p.mux.Handle("GET /metrics", cfg.Metrics)
 	}
+	if cfg.Hook != nil {
+		p.mux.HandleFunc("POST "+hooks+"{server}", func(w http.ResponseWriter, r *http.Request) {
+			cfg.Hook(r.PathValue("server"), w, r)
+		})
+	}
 	return p
 }
+
+// hooks is the path of webhooks, before the name of a server.
+const hooks = "/hooks/gitea/"
 
 // pageData returns the data that a page shows.
 type pageData func(context.Context, *http.Request) (any, error)
@@ -151,7 +161,7 @@ func (p *pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		p.refuse(w, r, http.StatusForbidden, "another site has sent this request")
 		return
 	}
-	open := r.URL.Path == "/login" || r.URL.Path == "/healthz"
+	open := r.URL.Path == "/login" || r.URL.Path == "/healthz" || strings.HasPrefix(r.URL.Path, hooks)
 	if !open && !p.seesPages(r) {
 		if r.Method == http.MethodGet && !wantsJSON(r) && !strings.HasSuffix(r.URL.Path, "/events") &&
 			r.URL.Path != "/events" && r.URL.Path != "/metrics" {

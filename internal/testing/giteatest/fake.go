@@ -3,6 +3,9 @@
 package giteatest
 
 import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -27,6 +30,7 @@ type Fake struct {
 	mu      sync.Mutex // guards the following
 	runners map[string]*fakeRunner
 	version int64
+	silent  bool
 	next    int64
 	waiting []*FakeTask
 	tasks   map[int64]*FakeTask
@@ -86,7 +90,9 @@ func (f *Fake) Add(task FakeTask) int64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.next++
-	f.version++
+	if !f.silent {
+		f.version++
+	}
 	task.ID = f.next
 	f.tasks[task.ID] = &task
 	f.waiting = append(f.waiting, &task)
@@ -114,6 +120,13 @@ func (f *Fake) Forget() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	clear(f.runners)
+}
+
+// StaysSilent makes the version of the tasks stay the same when a job waits.
+func (f *Fake) StaysSilent() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.silent = true
 }
 
 // Labels returns the labels of all runners.
@@ -309,4 +322,11 @@ func (f *Fake) updateTask(uuid string, in request) (answer any, code, message st
 		result = "RESULT_UNSPECIFIED"
 	}
 	return map[string]any{"state": map[string]any{"id": strconv.FormatInt(t.ID, 10), "result": result}}, "", ""
+}
+
+// Sign returns the signature of a webhook.
+func Sign(secret, body string) string {
+	made := hmac.New(sha256.New, []byte(secret))
+	made.Write([]byte(body))
+	return hex.EncodeToString(made.Sum(nil))
 }
