@@ -84,8 +84,8 @@ func bind(ctx, life context.Context, closed error) (bound context.Context, finis
 }
 
 // Queue gives the build its place in the queue for a slot, where Prepare then waits: builds whose Queue or Prepare is
-// called later are behind it. Without Queue, Prepare does so. If room, which may be nil, is a slot that suits the build,
-// the build has that, and waits for none. Cleanup gives place or slot up.
+// called later are behind it. Without Queue, Prepare does so. If room, which may be nil, is a slot that suits the
+// build, the build has that slot, and does not wait. Cleanup gives place or slot up.
 func (e *Executor) Queue(room *Reservation) {
 	group := e.provider.cfg.Group
 	if s := room.use(e.build.ID, e.demand()); s != nil {

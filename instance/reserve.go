@@ -8,16 +8,16 @@ import (
 	"time"
 )
 
-// Reservation is a slot on an instance that is held before it is known for which build: who asks a server for jobs needs
-// a slot first, because a job that was taken cannot be given back. Executor.Queue gives it to a build; its holder always
-// calls Release at the end. It is safe for concurrent use.
+// Reservation is a slot on an instance that is held before it is known for which build: a door to a server needs a
+// slot before it asks for a job, because a job that was taken cannot be given back. Executor.Queue gives it to a
+// build; its holder always calls Release at the end. It is safe for concurrent use.
 type Reservation struct {
 	slot   *slot
 	recall chan struct{} // closed when the slot shall be given back
 }
 
-// Reserve waits for a slot, as a build of a party does, on an instance with these labels. Parties get slots in turn: see
-// SetShares. It fails where a build that waits for a slot would.
+// Reserve waits for a slot, as a build of a party does, on an instance with these labels. Parties get slots in turn:
+// see SetShares. It fails where a build that waits for a slot would.
 func (g *Group) Reserve(ctx context.Context, party string, labels map[string]string) (*Reservation, error) {
 	s, err := g.await(ctx, g.queue("", party, demand{labels: maps.Clone(labels)}, false))
 	if err != nil {
@@ -26,7 +26,7 @@ func (g *Group) Reserve(ctx context.Context, party string, labels map[string]str
 	return s.reserved, nil
 }
 
-// TryReserve is Reserve for a slot that is free and that nobody waits for. It returns nil if there is none.
+// TryReserve is Reserve for a slot that is free and that nobody waits for. Without such a slot it returns nil.
 func (g *Group) TryReserve(party string) *Reservation {
 	g.mu.Lock()
 	defer g.unlock()
@@ -45,8 +45,8 @@ func (r *Reservation) Instance() string { return r.slot.placement.ID }
 func (r *Reservation) Labels() map[string]string { return maps.Clone(r.slot.placement.Labels) }
 
 // Soften says that the slot may be given back, for instance because a server that was asked has no job so far. The
-// channel is closed when a waiting build could use the slot and finds no other, or when the instance takes no builds any
-// more. The holder then calls Release, unless it has got a job meanwhile.
+// channel is closed when a waiting build could use the slot and finds no other, or when the instance takes no builds
+// any more. The holder then calls Release, unless it has got a job meanwhile.
 func (r *Reservation) Soften() <-chan struct{} {
 	g := r.slot.group
 	g.mu.Lock()
@@ -134,8 +134,8 @@ func (g *Group) SetShares(shares map[string]int) {
 	g.shares = maps.Clone(shares)
 }
 
-// party is a party's place among those that wait for slots: the one with the least passed is next. Each slot adds to it,
-// the less the larger the party's share (stride scheduling).
+// party is a party's place among those that wait for slots: the one with the least passed is next. Each slot adds to
+// it, the less the larger the party's share (stride scheduling).
 type party struct {
 	passed  float64
 	waiting int // how many of it wait
@@ -163,7 +163,7 @@ func (g *Group) enterLocked(name string) {
 	p.waiting++
 }
 
-// strideLocked returns what a slot adds to what a party has passed.
+// strideLocked returns the part of a turn that a slot is for a party.
 func (g *Group) strideLocked(party string) float64 { return 1 / float64(max(g.shares[party], 1)) }
 
 // nextLocked returns the waiter that gets a free slot next, and the instance for it, or nil. Demands in full are met by

@@ -98,11 +98,15 @@ func TestAJobOfGiteaRunsAndIsReported(t *testing.T) {
           echo "$S ${{ vars.LEVEL }} ${{ needs.before.result }} ${{ github.token }} $M"
       - run: echo no
         if: failure()
-      - run: echo "$GITHUB_SERVER_URL $GITHUB_API_URL $GITHUB_REPOSITORY $GITHUB_RUN_NUMBER $GITHUB_REF_NAME $GITEA_ACTIONS"
+      - run: |
+          echo "$GITHUB_SERVER_URL $GITHUB_API_URL $GITHUB_REPOSITORY $GITHUB_RUN_NUMBER" \
+            "$GITHUB_REF_NAME $GITEA_ACTIONS"
 `)
 	task.Secrets = map[string]string{"PASSWORD": "a-long-secret"}
 	task.Vars = map[string]string{"LEVEL": "low"}
-	task.Needs = map[string]any{"before": map[string]any{"result": "RESULT_SUCCESS", "outputs": map[string]string{"n": "4"}}}
+	task.Needs = map[string]any{
+		"before": map[string]any{"result": "RESULT_SUCCESS", "outputs": map[string]string{"n": "4"}},
+	}
 	id := server.Add(task)
 	d := serveGitea(t, withPipelines(newFleet(t)), server)
 	got := d.ended(id)
@@ -110,12 +114,16 @@ func TestAJobOfGiteaRunsAndIsReported(t *testing.T) {
 	require.Equal(t, []string{
 		"first", "second", "[MASKED] low success [MASKED] the ${{ message }}",
 		"https://gitea.invalid https://gitea.invalid/api/v1 ann/demo 3 main true",
-		`stepmux: the output "secret" is left out: it contains a secret`, "stepmux: the job has succeeded",
+		`stepmux: note: test: the output "secret" is left out: it contains a secret`, "stepmux: the job has succeeded",
 	}, got.Rows)
 	require.Equal(t, map[string]string{"sum": "41"}, got.Outputs)
 	require.True(t, got.Closed)
 	require.Equal(t, 1, got.Final)
-	require.Equal(t, "0 RESULT_SUCCESS 0+2, 1 RESULT_SUCCESS 2+1, 2 RESULT_SKIPPED 3+0, 3 RESULT_SUCCESS 3+1", stepsOf(got))
+	require.Equal(
+		t,
+		"0 RESULT_SUCCESS 0+2, 1 RESULT_SUCCESS 2+1, 2 RESULT_SKIPPED 3+0, 3 RESULT_SUCCESS 3+1",
+		stepsOf(got),
+	)
 	require.LessOrEqual(t, server.Calls("UpdateLog"), 4, "few calls")
 	require.LessOrEqual(t, server.Calls("UpdateTask"), 3)
 	require.Empty(t, d.m.KeptTasks(t, "test"), "nothing of it is kept")
@@ -149,7 +157,8 @@ func TestJobsOfGiteaEndAsTheyShould(t *testing.T) {
 			"stepmux: the job was cancelled", "",
 		},
 		"a mistake": {
-			"    steps: [{run: echo, uses: a/b@c}]", "RESULT_FAILURE", "stepmux: test/ann/demo#3/ci.yml:", "0 RESULT_SKIPPED 0+0",
+			"    steps: [{run: echo, uses: a/b@c}]", "RESULT_FAILURE", "stepmux: test/ann/demo#3/ci.yml:",
+			"0 RESULT_SKIPPED 0+0",
 		},
 		"no YAML": {"   steps: [", "RESULT_FAILURE", "stepmux: test/ann/demo#3/ci.yml:", ""},
 		"a key without an effect": {
@@ -171,7 +180,11 @@ func TestJobsOfGiteaEndAsTheyShould(t *testing.T) {
 			}
 			require.True(t, got.Closed)
 			if strings.Contains(test.steps, "services") {
-				require.Contains(t, strings.Join(got.Rows, "\n"), "stepmux: note: test: test/ann/demo#3/ci.yml:6: environment has no")
+				require.Contains(
+					t,
+					strings.Join(got.Rows, "\n"),
+					"stepmux: note: test: test/ann/demo#3/ci.yml:6: environment has no",
+				)
 				require.Contains(t, strings.Join(got.Rows, "\n"), "services")
 			}
 		})
@@ -182,7 +195,9 @@ func TestAJobThatGiteaCancelsEnds(t *testing.T) {
 	t.Parallel()
 	server := giteatest.NewFake(t)
 	d := serveGitea(t, withPipelines(newFleet(t)), server)
-	id := server.Add(taskOf("    steps: [{run: echo begins; sleep 1000}, {run: echo no}, {run: echo always, if: always()}]"))
+	id := server.Add(
+		taskOf("    steps: [{run: echo begins; sleep 1000}, {run: echo no}, {run: echo always, if: always()}]"),
+	)
 	d.reports(id, "begins")
 	server.Cancel(id)
 	got := d.ended(id)
@@ -222,7 +237,9 @@ func TestAServerThatIsAwayGetsTheLogLater(t *testing.T) {
 	server := giteatest.NewFake(t)
 	d := serveGitea(t, withPipelines(newFleet(t)), server)
 	again := filepath.Join(t.TempDir(), "again")
-	id := server.Add(taskOf("    steps: [{run: 'echo begins; while ! test -e " + again + "; do sleep 0.01; done; seq 3000'}]"))
+	id := server.Add(
+		taskOf("    steps: [{run: 'echo begins; while ! test -e " + again + "; do sleep 0.01; done; seq 3000'}]"),
+	)
 	d.reports(id, "begins")
 	server.Refuse(func(string) (int, string, string) { return http.StatusBadGateway, "", "away" })
 	require.NoError(t, os.WriteFile(again, nil, 0o600))
@@ -335,8 +352,10 @@ func TestBadTokensAndServersAreToldAndTriedAgain(t *testing.T) {
 	require.Zero(t, server.Calls("FetchTask"))
 	require.Eventually(t, func() bool {
 		resp, err := d.Status(t.Context(), &pb.StatusRequest{})
-		return err == nil && strings.Contains(string(resp.GetJson()), `"state":"away","reason":"cannot register: register at `+
-			server.URL+`: runner.v1.RunnerService/Register: the server answers 500 not_found: runner registration token not found"`)
+		return err == nil &&
+			strings.Contains(string(resp.GetJson()), `"state":"away","reason":"cannot register: register at `+
+				server.URL+`: runner.v1.RunnerService/Register: the server answers 500 not_found: `+
+				`runner registration token not found"`)
 	}, sshtest.Bound, time.Millisecond)
 	mu.Lock()
 	token = giteatest.RegistrationToken

@@ -20,8 +20,8 @@ import (
 	"github.com/stepmux/stepmux/instance/manager/state"
 )
 
-// rooms are slots that were reserved for pipelines, by their IDs: the first build of each has the slot. The zero value is
-// ready for use.
+// rooms are slots that were reserved for pipelines, by their IDs: the first build of each has the slot. The zero value
+// is ready for use.
 type rooms struct {
 	mu  sync.Mutex // guards the following
 	all map[string]*instance.Reservation
@@ -64,8 +64,8 @@ func (r *rooms) take(id string) *instance.Reservation {
 	return found
 }
 
-// beginInRoom begins a build of a pipeline for which a slot is reserved, if there is one. Else the build begins when the
-// queue hands its request out.
+// beginInRoom begins a build of a pipeline for which a slot is reserved, if there is one. Else the build begins when
+// the queue hands its request out.
 func (m *Manager) beginInRoom(ctx context.Context, r *state.Request, pipeline string) error {
 	room := m.rooms.take(pipeline)
 	if room == nil {
@@ -88,8 +88,8 @@ func (m *Manager) beginInRoom(ctx context.Context, r *state.Request, pipeline st
 	return err
 }
 
-// ServeGitea takes jobs from a Gitea server, until the Manager is shut down or ctx ends. The jobs that run then go on: the
-// next manager reports them.
+// ServeGitea takes jobs from a Gitea server, until the Manager is shut down or ctx ends. The jobs that run then go on:
+// the next manager reports them.
 func (m *Manager) ServeGitea(ctx context.Context, cfg giteadoor.Config) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -174,7 +174,8 @@ func (m *Manager) submitTask(
 func (m *Manager) taskLog(ctx context.Context, build string, take func(text []byte, at time.Time) error) error {
 	err := m.follow(ctx, &pb.FollowRequest{Id: build, Follow: true}, func(p *pb.FollowResponse) error {
 		if n := p.GetMissing(); n > 0 {
-			if err := take(fmt.Appendf(nil, "stepmux: %d bytes of the log are not kept any more\n", n), p.GetAt().AsTime()); err != nil {
+			gap := fmt.Appendf(nil, "stepmux: %d bytes of the log are not kept any more\n", n)
+			if err := take(gap, p.GetAt().AsTime()); err != nil {
 				return err
 			}
 		}
@@ -194,18 +195,13 @@ func (m *Manager) taskLog(ctx context.Context, build string, take func(text []by
 }
 
 // taskOutputs returns the outputs of a build.
-func (m *Manager) taskOutputs(ctx context.Context, build string) (values map[string]string, masked []string, err error) {
+func (m *Manager) taskOutputs(ctx context.Context, build string) (map[string]string, error) {
 	outputs, err := m.store.Outputs(ctx, build)
-	if err != nil {
-		return nil, nil, err
-	}
-	values = map[string]string{}
+	values := map[string]string{}
 	for _, o := range outputs.GetGiven() {
-		if o.GetMasked() {
-			masked = append(masked, o.GetName())
-		} else {
+		if !o.GetMasked() {
 			values[o.GetName()] = o.GetValue()
 		}
 	}
-	return values, masked, nil
+	return values, err
 }

@@ -215,7 +215,8 @@ var (
 	errLeaseWaits = errors.New("another call waits for this lease, or its end")
 )
 
-// leaseParty is that of leases, and of logins, among those that wait for slots: they do not wait behind the whole queue.
+// leaseParty is that of leases, and of logins, among those that wait for slots: they do not wait behind the whole
+// queue.
 const leaseParty = "leases"
 
 func (m *Manager) newLease(name string, b instance.Build) *lease {

@@ -50,7 +50,10 @@ func (m *Manager) next(q *state.Queue) (*state.Delivery, error) {
 
 // nextBuild returns the next request of the queue, with a slot for it if there is one. It holds no slot while it waits
 // for a request.
-func (m *Manager) nextBuild(q *state.Queue, room *instance.Reservation) (*state.Delivery, *instance.Reservation, error) {
+func (m *Manager) nextBuild(
+	q *state.Queue,
+	room *instance.Reservation,
+) (*state.Delivery, *instance.Reservation, error) {
 	d, err := q.Poll()
 	if d != nil {
 		d.Until = m.fleet.keptUntil(d.Asked)
@@ -79,8 +82,8 @@ func (m *Manager) putOff(d *state.Delivery) (held *state.Delivery, err error) {
 	return nil, d.GiveBack(0)
 }
 
-// awaitRoom reserves a slot for the queue once not too many builds wait for some of the VMs. It returns an error if no VM
-// can ever take a build, and at the manager's end.
+// awaitRoom reserves a slot for the queue once not too many builds wait for some of the VMs. It returns an error if no
+// VM can ever take a build, and at the manager's end.
 func (m *Manager) awaitRoom() (*instance.Reservation, error) {
 	for m.held() >= maxHeld && pause.For(m.takes, time.Second/10) == nil {
 	}

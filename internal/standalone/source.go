@@ -73,7 +73,7 @@ type Source struct {
 	// Needs are the outcomes of jobs that ran elsewhere, by name: each job of a workflow needs them.
 	Needs map[string]action.Outcome
 	// Marks is a token: the output of a job of a workflow has a line with it where each of its steps begins and ends. If
-	// empty, there are none. Actions is the URL of the server of actions that name none. If empty, github.com.
+	// empty, there are no such lines. Actions is the URL of the server of actions that name none. If empty, github.com.
 	Marks, Actions string
 	// Vars are job variables. They replace those of a .gitlab-ci.yml.
 	Vars []engine.Variable

@@ -21,10 +21,10 @@ type Command struct {
 	Env []string
 	// Stdin is the command's input. If nil, it is empty. The caller closes it.
 	Stdin *os.File
-	// Stdout and Stderr get the output, each from one goroutine, until Close has returned. If both are the same Writer, it
-	// gets all output in the order in which the command writes it. Nil discards the output. A Writer that fails gets no more bytes and does not
-	// stop the command; a Writer that blocks delays the command and Close. An *os.File becomes the command's own stdout
-	// or stderr.
+	// Stdout and Stderr get the output, each from one goroutine, until Close has returned. If both are the same Writer,
+	// it gets all output in the order in which the command writes it. Nil discards the output. A Writer that fails gets
+	// no more bytes and does not stop the command; a Writer that blocks delays the command and Close. An *os.File becomes
+	// the command's own stdout or stderr.
 	Stdout, Stderr io.Writer
 	// Visible is a directory that the isolation of the [Init] must not hide, an absolute path. May be empty.
 	Visible string

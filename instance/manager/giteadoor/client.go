@@ -133,8 +133,8 @@ func (c *Client) call(
 	return nil
 }
 
-// errorOf returns the error of an answer. Forgejo sends the code of Connect; Gitea sends "unknown", and the code of gRPC
-// in the text.
+// errorOf returns the error of an answer. Forgejo sends the code of Connect; Gitea sends "unknown", and the code of
+// gRPC in the text.
 func errorOf(method string, status int, text []byte) error {
 	e := &CallError{Method: method, Status: status, Code: "unknown"}
 	var told struct{ Code, Message string }
@@ -230,9 +230,9 @@ func (t *Task) text(name string) string {
 	}
 }
 
-// Fetch asks for tasks. There may be none. version is that of the last answer; 0 makes the server look in any case. One
-// goroutine calls it at a time. After a call whose answer is lost, a Forgejo gives the same tasks again, by the key of the
-// question; Gitea knows no key.
+// Fetch asks for tasks; the answer may be empty. version is that of the last answer; 0 makes the server look in any
+// case. One goroutine calls it at a time. After a call whose answer is lost, a Forgejo gives the same tasks again, by
+// the key of the question; Gitea knows no key.
 func (c *Client) Fetch(ctx context.Context, version int64) (tasks []*Task, now int64, err error) {
 	var out struct {
 		TasksVersion    int64   `json:"tasksVersion,string"`

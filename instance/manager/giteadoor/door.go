@@ -42,7 +42,7 @@ type Config struct {
 	Labels []string
 	// Limit bounds the tasks that run at once. If zero, only the slots do.
 	Limit int
-	// Secret returns the secret of the webhooks. If nil, there are none.
+	// Secret returns the secret of the webhooks. If nil, they are refused.
 	Secret func() (string, error)
 	// Share is that of the door among those that wait for slots. If zero, 1.
 	Share int
@@ -156,8 +156,8 @@ func New(cfg Config, host Host) *Door {
 	return d
 }
 
-// Serve takes jobs from the server until ctx ends, and returns when all that it has started has ended. Tasks that it has
-// then go on: the next door of this name reports them.
+// Serve takes jobs from the server until ctx ends, and returns when all that it has started has ended. Tasks that it
+// has then go on: the next door of this name reports them.
 func (d *Door) Serve(ctx context.Context) {
 	defer d.client.Close()
 	defer d.tasks.Wait()
@@ -206,7 +206,7 @@ func (d *Door) key(kind string) string { return "gitea." + d.cfg.Name + "." + ki
 
 const kindRunner, kindTask = "runner", "task"
 
-// register returns the runner that the server knows, with the labels of today. It registers a new one if there is none.
+// register returns the runner that the server knows, with the labels of today. It registers a new one if needed.
 func (d *Door) register(ctx context.Context) (runner Registration, err error) {
 	kept, err := d.host.Kept(ctx, d.key(kindRunner))
 	if err != nil {
@@ -241,7 +241,8 @@ func (d *Door) register(ctx context.Context) (runner Registration, err error) {
 	return runner, err
 }
 
-// take takes tasks, each with a slot, until ctx ends, the server does not know the runner any more, or its labels change.
+// take takes tasks, each with a slot, until ctx ends, the server does not know the runner any more, or its labels
+// change.
 func (d *Door) take(ctx context.Context, runner Registration) {
 	client := d.client.As(runner)
 	var version int64 // 0: the server looks for a task

@@ -24,7 +24,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // However the log is cut into pieces, it becomes the same rows and steps.
 func TestRowsAreTheSameHoweverTheLogIsCut(t *testing.T) {
 	long := strings.Repeat("x", maxRow)
-	log := "before\n##[step:t] 0 begin\none\r\ntwo\n\nunfinished##[step:t] 0 success\n##[step:t] 1 begin\n##[step:t] 1 skipped\n" +
+	log := "before\n##[step:t] 0 begin\none\r\ntwo\n\nunfinished##[step:t] 0 success\n##[step:t] 1 begin\n" +
+		"##[step:t] 1 skipped\n" +
 		"##[step:t] 2 begin\n##[step:other] 2 failure\n##[step:t] 9 begin\n##[step:t] x begin\n" + long + "yy\nbad \xff byte"
 	want := []string{
 		"before", "one", "two", "", "unfinished", "##[step:other] 2 failure", long, "yy", "bad \uFFFD byte",
@@ -151,8 +152,11 @@ func read(t *testing.T, text string) (Servers, error) {
 func TestServersOfAConfiguration(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
 	require.NoError(t, os.WriteFile(file, []byte(" secret\n"), 0o600))
-	s, err := read(t, "- {url: 'https://Gitea.Example.com:3000', token-file: "+file+", labels: [gpu, 'zone=b'], limit: 3}\n"+
-		"- {url: 'http://localhost', token-file: /none, name: other, share: 2, runner: r, webhook-secret-file: "+file+"}\n")
+	s, err := read(
+		t,
+		"- {url: 'https://Gitea.Example.com:3000', token-file: "+file+", labels: [gpu, 'zone=b'], limit: 3}\n"+
+			"- {url: 'http://localhost', token-file: /none, name: other, share: 2, runner: r, webhook-secret-file: "+file+"}\n",
+	)
 	require.NoError(t, err)
 	require.Equal(t, "gitea-example-com-3000", s[0].Name)
 	require.Equal(t, []string{"gpu", "zone=b"}, s[0].Labels)
@@ -168,13 +172,13 @@ func TestServersOfAConfiguration(t *testing.T) {
 	require.Equal(t, "secret", secret)
 
 	for text, want := range map[string]string{
-		"{url: 'gitea.example.com', token-file: t}":                              "the url \"gitea.example.com\": write that of the server",
+		"{url: 'gitea.example.com', token-file: t}":                              "the url \"gitea.example.com\": write",
 		"{url: 'https://a'}":                                                     "token-file is missing",
 		"{token-file: t}":                                                        "manager.yml:1:1: gitea: the url \"\"",
 		"{url: 'https://a', token-file: t, label: [a]}":                          "unknown key \"label\"",
 		"{url: 'https://a', token-file: t, labels: [a b]}":                       "the words of runs-on",
 		"{url: 'https://a', token-file: t, limit: 0}":                            "limit \"0\": write a positive number",
-		"{url: 'https://a', token-file: t, name: A}":                             "the name \"A\": write 1 to 32 of a-z 0-9 -",
+		"{url: 'https://a', token-file: t, name: A}":                             "the name \"A\": write 1 to 32",
 		"[{url: 'https://a', token-file: t}, {url: 'https://a', token-file: t}]": "there are two servers a",
 	} {
 		_, err := read(t, text)
@@ -194,7 +198,11 @@ func TestPipelinesOfTasks(t *testing.T) {
 		Context: map[string]any{"repository": "o/r\x1b[31m", "run_number": "2", "workflow": strings.Repeat("w", 1000),
 			"base_ref": "main", "ref": "refs/pull/1/merge", "gitea_default_actions_url": "github",
 			"event": map[string]any{"repository": map[string]any{"default_branch": "main"}}},
-		Secrets: map[string]string{"bad name": "x", "GITHUB_TOKEN": "a", "E": ""}, Vars: map[string]string{"GITHUB_TOKEN": "b"},
+		Secrets: map[string]string{
+			"bad name":     "x",
+			"GITHUB_TOKEN": "a",
+			"E":            "",
+		}, Vars: map[string]string{"GITHUB_TOKEN": "b"},
 	})
 	require.NoError(t, err)
 	req, steps, err := r.pipeline("s")
@@ -267,7 +275,9 @@ func TestAWebhookWakesTheDoor(t *testing.T) {
 // testHost is a host with no slot.
 func testHost() Host {
 	return Host{
-		Logger: slog.New(slog.DiscardHandler), Labels: func() []map[string]string { return []map[string]string{{"gpu": "true", "zone": "b"}} },
+		Logger: slog.New(
+			slog.DiscardHandler,
+		), Labels: func() []map[string]string { return []map[string]string{{"gpu": "true", "zone": "b"}} },
 		Reserve: func(ctx context.Context) (Room, error) {
 			<-ctx.Done()
 			return nil, context.Cause(ctx)

@@ -19,10 +19,10 @@ type Host struct {
 	// is not kept, or not any more.
 	Watch func(ctx context.Context, id string, changed func(*pb.Pipeline) bool) error
 	// Log passes the log of a build from its begin to take, piece by piece with the time when each was written, until
-	// the build has ended. A build whose log is not kept any more has none.
+	// the build has ended. A log that is not kept any more is empty.
 	Log func(ctx context.Context, build string, take func(text []byte, at time.Time) error) error
-	// Outputs returns the outputs of a build that has ended, and the names of those that have secrets.
-	Outputs func(ctx context.Context, build string) (values map[string]string, masked []string, err error)
+	// Outputs returns the outputs of a build that has ended, without those that have secrets.
+	Outputs func(ctx context.Context, build string) (map[string]string, error)
 	// Cancel ends a pipeline. What has ended stays as it is.
 	Cancel func(ctx context.Context, id string) error
 	// Keep keeps a text under a key, sealed, and returns when it is on disk. Kept returns all texts whose keys begin with

@@ -295,7 +295,7 @@ func (t *report) send(ctx context.Context, last bool) error {
 	return nil
 }
 
-// tell tells the server how the task stands, and returns what the server says of it.
+// tell tells the server how the task stands, and returns the server's answer.
 func (t *report) tell(ctx context.Context) (result string, known bool) {
 	t.mu.Lock()
 	state := &State{ID: t.task.ID, Result: resultNone, Steps: t.rows.shown()}
@@ -344,14 +344,10 @@ func (t *report) conclude(ctx context.Context) {
 	outputs := map[string]string{}
 	if build != "" {
 		var values map[string]string
-		var masked []string
 		t.d.repeat(ctx, "read the outputs of a task", func() (err error) {
-			values, masked, err = t.d.host.Outputs(ctx, build)
+			values, err = t.d.host.Outputs(ctx, build)
 			return err
 		})
-		for _, name := range masked {
-			notes = append(notes, fmt.Sprintf("the output %q is left out: it contains a secret", termtext.Short(name, 100)))
-		}
 		for _, name := range sortedkeys.Of(values) {
 			if len(name) > maxKey || len(values[name]) > maxValue {
 				notes = append(notes, fmt.Sprintf("the output %q is left out: it is too long for the server",

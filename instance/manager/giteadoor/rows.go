@@ -10,7 +10,8 @@ import (
 // maxRow bounds a row, in bytes: the server cuts longer ones without a word.
 const maxRow = 60 << 10
 
-// rows turns the log of a build into rows, the same each time, and finds the steps in it by the marks of the step runner.
+// rows turns the log of a build into rows, the same each time, and finds the steps in it by the marks of the step
+// runner.
 type rows struct {
 	mark  []byte // begins a mark
 	take  func(Row)

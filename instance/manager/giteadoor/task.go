@@ -15,7 +15,7 @@ import (
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// record is a task that this door has: what another manager needs to go on with it.
+// record is a task that this door has. With it another manager can go on.
 type record struct {
 	Task *Task `json:"task"`
 	// Runner is the one to which the server has given the task: no other may report it.
@@ -121,7 +121,8 @@ func (r *record) pipeline(server string) (req *pb.SubmitPipelineRequest, steps i
 	return req, steps, nil
 }
 
-// scopes are the references of git whose caches the job finds: its own, that into which it goes, and the default branch.
+// scopes are the references of git whose caches the job finds: its own, that into which it goes, and the default
+// branch.
 func (t *Task) scopes() (all []string) {
 	add := func(ref string) {
 		if ref != "" && !slices.Contains(all, ref) {

@@ -39,7 +39,7 @@ type Config struct {
 	TLS bool
 	// Metrics serves /metrics. May be nil.
 	Metrics http.Handler
-	// Hook takes a webhook of a server that the manager takes jobs from. It checks who sends it. May be nil.
+	// Hook takes a webhook of a server that the manager takes jobs from. It checks the sender. May be nil.
 	Hook func(server string, w http.ResponseWriter, r *http.Request)
 	// Version is the program's version.
 	Version string

@@ -43,8 +43,8 @@ func (d *Delivery) Times() uint64 {
 	return at.NumDelivered
 }
 
-// IsLate reports whether another manager may have the request. A nil Delivery, of a request that the queue has not handed
-// out, is not late.
+// IsLate reports whether another manager may have the request. A nil Delivery, of a request that the queue has not
+// handed out, is not late.
 func (d *Delivery) IsLate() bool { return d != nil && !d.Until.IsZero() && !time.Now().Before(d.Until) }
 
 // Ack takes the request out of the queue: its build has ended.
@@ -123,8 +123,8 @@ func (q *Queue) Next(ctx context.Context) (*Delivery, error) {
 	}
 }
 
-// Poll returns the next request of the queue if there is one now, and otherwise nil. It waits a second at most for servers
-// that do not answer.
+// Poll returns the next request of the queue if there is one now, and otherwise nil. It waits a second at most for
+// servers that do not answer.
 func (q *Queue) Poll() (*Delivery, error) {
 	asked := time.Now()
 	batch, err := q.consumer.FetchNoWait(1)

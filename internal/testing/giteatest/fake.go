@@ -22,8 +22,8 @@ import (
 // RegistrationToken is the registration token of a Fake.
 const RegistrationToken = "registration-token"
 
-// Fake stands for a server where no real one is built. It knows the calls of runners alone, and refuses what Gitea
-// refuses. It is safe for concurrent use.
+// Fake stands for a server where no real one is built. It knows the calls of runners alone, and refuses the same calls
+// as Gitea. It is safe for concurrent use.
 type Fake struct {
 	*httptest.Server
 
@@ -53,7 +53,7 @@ type FakeTask struct {
 	Vars     map[string]string
 	Needs    map[string]any
 
-	// The following is what a runner has reported.
+	// The following was reported by a runner.
 
 	Runner  string // uuid; empty while nobody has it
 	Taken   int    // how often it was handed out
@@ -99,7 +99,7 @@ func (f *Fake) Add(task FakeTask) int64 {
 	return task.ID
 }
 
-// Task returns what is known of a job.
+// Task returns a job as it is now.
 func (f *Fake) Task(id int64) FakeTask {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -146,7 +146,7 @@ func (f *Fake) Calls(method string) int {
 	return f.calls[method]
 }
 
-// Refuse makes calls fail for which refuse returns a status other than 0. If it is nil, none do.
+// Refuse makes calls fail for which refuse returns a status other than 0. If it is nil, all succeed.
 func (f *Fake) Refuse(refuse func(method string) (status int, code, message string)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -418,8 +418,8 @@ func TestTokenReachesOnlyTheInputThatAsksForIt(t *testing.T) {
 	require.NotContains(t, tr.trace.Identity.Job.Vars, "GITHUB_TOKEN")
 }
 
-// A program that reports steps finds them in the log by the marks: each step with its result, between them the output of
-// both streams as the steps have written it, and outside of them what belongs to no step.
+// A program that reports steps finds them in the log by the marks: each step with its result, between them the output
+// of both streams as the steps have written it, and outside of them what belongs to no step.
 func TestMarksTellWhereEachStepBeginsAndEnds(t *testing.T) {
 	tr := newTrial(t)
 	tr.steps(`[{"name": "job", "step": "builtin://github/job", "inputs": {"marks": "t0ken", "workflow": "` +
@@ -435,7 +435,10 @@ jobs:
     - uses: ./own
       if: always()
 `, "\n", "\\n") + `"}}]`)
-	tr.file("own/action.yml", "runs: {using: composite, steps: [{run: echo inner, shell: sh}, {run: echo more, shell: sh}]}\n")
+	tr.file(
+		"own/action.yml",
+		"runs: {using: composite, steps: [{run: echo inner, shell: sh}, {run: echo more, shell: sh}]}\n",
+	)
 	tr.fail("exit status 4")
 	require.Equal(t, `##[step:t0ken] 0 begin
 out 1

@@ -51,7 +51,7 @@ type session struct {
 	locked map[string]any
 	// server is where actions come from that name no server, in place of github.com. It may be empty.
 	server string
-	// mark begins the lines in the output that tell where each step of the job begins and ends. If empty, there are none.
+	// mark begins the lines in the output that tell where each step of the job begins and ends. If empty, no line does.
 	mark string
 
 	github map[string]expression.Value // the context github
