@@ -5,6 +5,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"go.yaml.in/yaml/v4"
 
@@ -180,12 +181,71 @@ func anyMatches(patterns []*regexp.Regexp, paths []string) bool {
 	return slices.ContainsFunc(patterns, func(p *regexp.Regexp) bool { return slices.ContainsFunc(paths, p.MatchString) })
 }
 
-// globPattern returns a regex for a pattern of paths. As in GitLab, **/ matches any number of directories, * and ?
-// match no slash, [a-z] and {a,b} are choices.
+// globPattern returns a regex for a pattern of paths, as Ruby's File.fnmatch? matches with the flags of GitLab: **/ matches
+// any number of directories, * and ? match no slash, [a-z] and {a,b} are choices. A { or a [ without its end matches
+// nothing.
 func globPattern(glob string) (*regexp.Regexp, error) {
+	if len(glob) > maxGlob {
+		return nil, fmt.Errorf("it has more than %d bytes", maxGlob)
+	}
+	left := maxChoices
+	choices, ok := globChoices(glob, &left)
+	if !ok {
+		return nil, fmt.Errorf("its { } make more than %d patterns", maxChoices)
+	}
+	var all []string
+	for _, choice := range choices {
+		if text, ok := globText(choice); ok {
+			all = append(all, text)
+		}
+	}
+	if len(all) == 0 {
+		return noPath, nil
+	}
+	return regexp.Compile(`\A(?s:` + strings.Join(all, "|") + `)\z`)
+}
+
+// maxGlob bounds a pattern, in bytes, and maxChoices the patterns that one with braces stands for.
+const maxGlob, maxChoices = 4096, 1000
+
+// globChoices returns the patterns without braces that a pattern stands for. ok is false if they are more than left.
+func globChoices(glob string, left *int) (all []string, ok bool) {
+	begin, parts, at := -1, []string(nil), 0
+	for i, depth := 0, 0; i < len(glob); i++ {
+		switch c := glob[i]; {
+		case c == '\\':
+			i++
+		case c == '{':
+			if depth++; depth == 1 {
+				begin, at = i, i+1
+			}
+		case depth == 0:
+		case c == ',' && depth == 1:
+			parts, at = append(parts, glob[at:i]), i+1
+		case c == '}':
+			if depth--; depth > 0 {
+				continue
+			}
+			for _, part := range append(parts, glob[at:i]) {
+				more, ok := globChoices(glob[:begin]+part+glob[i+1:], left)
+				if !ok {
+					return nil, false
+				}
+				all = append(all, more...)
+			}
+			return all, true
+		}
+	}
+	if begin >= 0 { // it has no end
+		return nil, true
+	}
+	*left--
+	return []string{glob}, *left >= 0
+}
+
+// globText returns the regex for a pattern without braces. ok is false if it matches nothing.
+func globText(glob string) (text string, ok bool) {
 	var b strings.Builder
-	b.WriteString(`\A(?s:`)
-	depth := 0
 	for i := 0; i < len(glob); i++ {
 		rest := glob[i:]
 		switch c := glob[i]; {
@@ -197,31 +257,78 @@ func globPattern(glob string) (*regexp.Regexp, error) {
 			i += len(rest) - len(strings.TrimLeft(rest, "*")) - 1
 		case c == '?':
 			b.WriteString(`[^/]`)
-		case c == '[' && strings.Contains(rest, "]"):
-			end := strings.Index(rest, "]")
-			inner := strings.ReplaceAll(rest[1:end], `\`, `\\`)
-			if negated := strings.TrimLeft(inner, "!^"); negated != inner {
-				inner = "^/" + negated
+		case c == '[':
+			class, n := globClass(rest)
+			if n == 0 {
+				return "", false
 			}
-			b.WriteString("[" + strings.ReplaceAll(inner, "[", `\[`) + "]")
-			i += end
-		case c == '{':
-			b.WriteString("(?:")
-			depth++
-		case c == ',' && depth > 0:
-			b.WriteString("|")
-		case c == '}' && depth > 0:
-			b.WriteString(")")
-			depth--
+			b.WriteString(class)
+			i += n - 1
 		case c == '\\' && len(rest) > 1:
 			b.WriteString(regexp.QuoteMeta(rest[1:2]))
 			i++
+		case c == '\\': // at the end it stands for nothing
 		default:
 			b.WriteString(regexp.QuoteMeta(rest[:1]))
 		}
 	}
-	b.WriteString(`)\z`)
-	return regexp.Compile(b.String())
+	return b.String(), true
+}
+
+// noPath matches nothing.
+var noPath = regexp.MustCompile(`[^\x00-\x{10FFFF}]`)
+
+// globClass returns the regex for the class of characters at the begin of a pattern, and its length, or 0 for a [ without
+// its end. As in Ruby, the first ] ends it, so that [] matches nothing and [!] each character but a slash, a backslash takes
+// the next character as it is, and a range whose ends are in the wrong order has these two characters.
+func globClass(glob string) (class string, length int) {
+	at := 1
+	negated := len(glob) > 1 && (glob[1] == '!' || glob[1] == '^')
+	if negated {
+		at++
+	}
+	next := func() (char rune, ok bool) {
+		if strings.HasPrefix(glob[at:], `\`) {
+			at++
+		}
+		char, n := utf8.DecodeRuneInString(glob[at:])
+		at += n
+		return char, n > 0
+	}
+	var set strings.Builder
+	for at < len(glob) && glob[at] != ']' {
+		from, ok := next()
+		if !ok {
+			return "", 0
+		}
+		to, isRange := from, len(glob)-at > 1 && glob[at] == '-' && glob[at+1] != ']'
+		if isRange {
+			at++
+			if to, ok = next(); !ok {
+				return "", 0
+			}
+		}
+		ends := [][2]rune{{from, to}}
+		if from > to {
+			ends = [][2]rune{{from, from}, {to, to}}
+		}
+		for _, r := range ends { // without the slash
+			for _, part := range [][2]rune{{r[0], min(r[1], '/'-1)}, {max(r[0], '/'+1), r[1]}} {
+				if part[0] <= part[1] {
+					fmt.Fprintf(&set, `\x{%x}-\x{%x}`, part[0], part[1])
+				}
+			}
+		}
+	}
+	switch {
+	case at == len(glob):
+		return "", 0
+	case negated:
+		return "[^/" + set.String() + "]", at + 1
+	case set.Len() == 0:
+		return noPath.String(), at + 1
+	}
+	return "[" + set.String() + "]", at + 1
 }
 
 // includePattern returns a regex for the path of an include with wildcards: * matches no slash, ** matches everything.
