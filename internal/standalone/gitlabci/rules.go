@@ -181,9 +181,9 @@ func anyMatches(patterns []*regexp.Regexp, paths []string) bool {
 	return slices.ContainsFunc(patterns, func(p *regexp.Regexp) bool { return slices.ContainsFunc(paths, p.MatchString) })
 }
 
-// globPattern returns a regex for a pattern of paths, as Ruby's File.fnmatch? matches with the flags of GitLab: **/ matches
-// any number of directories, * and ? match no slash, [a-z] and {a,b} are choices. A { or a [ without its end matches
-// nothing.
+// globPattern returns a regex for a pattern of paths, as Ruby's File.fnmatch? matches with the flags of GitLab: **/
+// matches any number of directories, * and ? match no slash, [a-z] and {a,b} are choices. A { or a [ without its end
+// matches nothing.
 func globPattern(glob string) (*regexp.Regexp, error) {
 	if len(glob) > maxGlob {
 		return nil, fmt.Errorf("it has more than %d bytes", maxGlob)
@@ -278,9 +278,9 @@ func globText(glob string) (text string, ok bool) {
 // noPath matches nothing.
 var noPath = regexp.MustCompile(`[^\x00-\x{10FFFF}]`)
 
-// globClass returns the regex for the class of characters at the begin of a pattern, and its length, or 0 for a [ without
-// its end. As in Ruby, the first ] ends it, so that [] matches nothing and [!] each character but a slash, a backslash takes
-// the next character as it is, and a range whose ends are in the wrong order has these two characters.
+// globClass returns the regex for the class of characters at the begin of a pattern, and its length, or 0 for a [
+// without its end. As in Ruby, the first ] ends it, so that [] matches nothing and [!] each character but a slash, a
+// backslash takes the next character as it is, and a range whose ends are in the wrong order has these two characters.
 func globClass(glob string) (class string, length int) {
 	at := 1
 	negated := len(glob) > 1 && (glob[1] == '!' || glob[1] == '^')
