@@ -169,6 +169,7 @@ func (d *Door) Serve(ctx context.Context) {
 			return err
 		})
 		if ctx.Err() == nil {
+			d.works()
 			d.take(ctx, runner)
 		}
 	}
@@ -178,6 +179,9 @@ func (d *Door) Serve(ctx context.Context) {
 func (d *Door) repeat(ctx context.Context, what string, do func() error) {
 	for wait := firstBackoff; ctx.Err() == nil; wait = min(2*wait, lastBackoff) {
 		err := do()
+		if err == nil && wait > firstBackoff {
+			d.works()
+		}
 		if err == nil {
 			return
 		}
