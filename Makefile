@@ -280,6 +280,19 @@ bin/kubernetes/%: internal/testing/kubetest/control/go.mod
 	cd internal/testing/kubetest/control && CGO_ENABLED=0 go build -ldflags '-s -w' -o $(CURDIR)/$@ k8s.io/kubernetes/cmd/$*
 	touch $@
 
+# Those of make prove WHAT=gitea: 16 minutes of a processor. SQLite is C.
+bin/gitea/gitea: internal/testing/giteatest/server/go.mod
+	cd internal/testing/giteatest/server && version=$$(go list -m -f '{{.Version}}' code.gitea.io/gitea) && \
+	  CGO_ENABLED=1 go build -tags 'sqlite sqlite_unlock_notify' -ldflags "-s -w -X main.Version=$${version#v}" \
+	  -o $(CURDIR)/$@ code.gitea.io/gitea && cd "$$(go list -m -f '{{.Dir}}' code.gitea.io/gitea)" && \
+	  mkdir -p $(CURDIR)/bin/gitea/static && cp -r templates options public $(CURDIR)/bin/gitea/static
+	chmod -R u+w bin/gitea/static
+	touch $@
+
+bin/gitea/runner: internal/testing/giteatest/runner/go.mod
+	cd internal/testing/giteatest/runner && CGO_ENABLED=0 go build -ldflags '-s -w' -o $(CURDIR)/$@ gitea.com/gitea/runner
+	touch $@
+
 .PHONY: generate
 ##@ Write files that are generated
 generate: ## regenerate the protocol code in API and MANAGER_API (needs protoc)

@@ -191,6 +191,19 @@ func TestJobsOfGiteaEndAsTheyShould(t *testing.T) {
 	}
 }
 
+func TestAJobOfGiteaHasTheInputsOfARunByHand(t *testing.T) {
+	t.Parallel()
+	server := giteatest.NewFake(t)
+	task := taskOf(`    steps: [{run: 'echo "${{ inputs.n }} ${{ inputs.m && 1 }} ${{ github.event.inputs.n }}"'}]`)
+	task.Workflow = strings.Replace(task.Workflow, "on: push",
+		"on: {workflow_dispatch: {inputs: {n: {type: string}, m: {type: boolean}}}}", 1)
+	task.Context["event_name"] = "workflow_dispatch"
+	task.Context["event"] = map[string]any{"inputs": map[string]any{"n": "given", "m": "true"}}
+	id := server.Add(task)
+	d := serveGitea(t, withPipelines(newFleet(t)), server)
+	require.Equal(t, []string{"given 1 given", "stepmux: the job has succeeded"}, d.ended(id).Rows)
+}
+
 func TestAJobThatGiteaCancelsEnds(t *testing.T) {
 	t.Parallel()
 	server := giteatest.NewFake(t)

@@ -356,7 +356,7 @@ var allowed = map[string][]string{
 	"internal/testing/kubetest":   {"internal/testing/dockertest", "internal/testing/remotetest", "internal/rmtree"},
 	// A module of its own: the programs of a real cluster.
 	"internal/testing/kubetest/control": {},
-	"internal/testing/giteatest":        {},
+	"internal/testing/giteatest":        {"internal/testing/sshtest"},
 	// It imitates GitLab Runner's manager, and shares no code with the programs that it drives.
 	"internal/testing/stockmanager": {"remote/api/runnerproto", "internal/pause"},
 	// A program that stands for another step runner.

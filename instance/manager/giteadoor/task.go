@@ -65,6 +65,7 @@ func (r *record) pipeline(server string) (req *pb.SubmitPipelineRequest, steps i
 	source := &pb.PipelineSource{
 		Name: name, Text: t.Workflow, Format: "github", Marks: r.Marks, Needs: map[string]*pb.EndedJob{},
 		Directory: t.text("repository"), Actions: strings.TrimRight(t.text("gitea_default_actions_url"), "/"),
+		Inputs: t.inputs(),
 	}
 	if !strings.HasPrefix(source.GetActions(), "https://") && !strings.HasPrefix(source.GetActions(), "http://") {
 		source.Actions = "" // a word such as github, of an older server
@@ -119,6 +120,19 @@ func (r *record) pipeline(server string) (req *pb.SubmitPipelineRequest, steps i
 	steps, contained = shapeOf(t.Workflow)
 	req.InImage = contained
 	return req, steps, nil
+}
+
+// inputs are the values with which a workflow was started by hand.
+func (t *Task) inputs() map[string]string {
+	event, _ := t.Context["event"].(map[string]any)
+	given, _ := event["inputs"].(map[string]any)
+	all := map[string]string{}
+	for name, value := range given {
+		if text, is := value.(string); is && t.text("event_name") == "workflow_dispatch" {
+			all[name] = text
+		}
+	}
+	return all
 }
 
 // scopes are the references of git whose caches the job finds: its own, that into which it goes, and the default

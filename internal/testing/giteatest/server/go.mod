@@ -1,4 +1,4 @@
-// A real Gitea and its own runner for the tests, built by make prove WHAT=gitea. Its own module: nothing of it enters the
+// A real Gitea for the tests, built by make prove WHAT=gitea. Its own module: nothing of it enters the
 // product's graph.
 module github.com/stepmux/stepmux/internal/testing/giteatest/server
 
