@@ -367,7 +367,7 @@ func TestBadTokensAndServersAreToldAndTriedAgain(t *testing.T) {
 		resp, err := d.Status(t.Context(), &pb.StatusRequest{})
 		return err == nil &&
 			strings.Contains(string(resp.GetJson()), `"state":"away","reason":"cannot register: register at `+
-				server.URL+`: runner.v1.RunnerService/Register: the server answers 500 not_found: `+
+				server.URL+`: runner.v1.RunnerService/Register: the server answers 500 unknown: `+
 				`runner registration token not found"`)
 	}, sshtest.Bound, time.Millisecond)
 	mu.Lock()

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -39,8 +40,17 @@ type Fake struct {
 }
 
 type fakeRunner struct {
+	id     int
+	name   string
 	token  string
 	labels []string
+}
+
+// answer returns the runner as the server tells of it.
+func (r *fakeRunner) answer(uuid, version string) map[string]any {
+	return map[string]any{
+		"id": strconv.Itoa(r.id), "uuid": uuid, "name": r.name, "version": version, "labels": r.labels,
+	}
 }
 
 // FakeTask is a job on a Fake.
@@ -179,7 +189,10 @@ func (f *Fake) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 	answer, code, message := f.answer(method, uuid, body)
 	if code != "" {
-		fail(w, http.StatusInternalServerError, "unknown", "rpc error: code = "+code+" desc = "+message)
+		if code != "Unknown" {
+			message = "rpc error: code = " + code + " desc = " + message
+		}
+		fail(w, http.StatusInternalServerError, "unknown", message)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
@@ -216,17 +229,21 @@ func (f *Fake) answer(method, uuid string, body []byte) (answer any, code, messa
 	}
 	switch method {
 	case "Ping":
-		return map[string]string{"data": in.Data}, "", ""
+		return map[string]string{"data": "Hello, " + in.Data + "!"}, "", ""
 	case "Register":
 		if in.Token != RegistrationToken {
-			return nil, "NotFound", "runner registration token not found"
+			return nil, "Unknown", "runner registration token not found"
 		}
 		uuid = fmt.Sprintf("uuid-%d", f.calls["Register"])
-		f.runners[uuid] = &fakeRunner{token: "token-of-" + uuid, labels: in.Labels}
-		return map[string]any{"runner": map[string]any{"uuid": uuid, "token": "token-of-" + uuid, "name": in.Name}}, "", ""
+		r := &fakeRunner{id: len(f.runners) + 1, name: in.Name, token: "token-of-" + uuid, labels: in.Labels}
+		f.runners[uuid] = r
+		answer := r.answer(uuid, in.Version)
+		answer["token"] = r.token
+		return map[string]any{"runner": answer}, "", ""
 	case "Declare":
-		f.runners[uuid].labels = in.Labels
-		return map[string]any{}, "", ""
+		r := f.runners[uuid]
+		r.labels = in.Labels
+		return map[string]any{"runner": r.answer(uuid, in.Version)}, "", ""
 	case "FetchTask":
 		return f.fetch(uuid, in.TasksVersion), "", ""
 	case "UpdateLog":
@@ -253,26 +270,33 @@ func (f *Fake) fetch(uuid string, version int64) map[string]any {
 	f.waiting = slices.Delete(f.waiting, i, i+1)
 	t.Runner = uuid
 	t.Taken++
-	answer["task"] = map[string]any{
-		"id": strconv.FormatInt(t.ID, 10), "workflowPayload": []byte(t.Workflow), "context": t.Context,
-		"secrets": t.Secrets, "vars": t.Vars, "needs": t.Needs,
+	task := map[string]any{"id": strconv.FormatInt(t.ID, 10), "workflowPayload": []byte(t.Workflow), "context": t.Context}
+	if len(t.Secrets) > 0 { // it leaves out empty fields
+		task["secrets"] = t.Secrets
 	}
+	if len(t.Vars) > 0 {
+		task["vars"] = t.Vars
+	}
+	if len(t.Needs) > 0 {
+		task["needs"] = t.Needs
+	}
+	answer["task"] = task
 	return answer
 }
 
-// of returns the task of a runner.
-func (f *Fake) of(uuid string, id int64) (t *FakeTask, code, message string) {
+// of returns the task of a runner, for a call that is named so in an error.
+func (f *Fake) of(uuid string, id int64, call, missing string) (t *FakeTask, code, message string) {
 	switch t = f.tasks[id]; {
 	case t == nil || t.Runner == "":
-		return nil, "Internal", fmt.Sprintf("get task: task with id %d: resource does not exist", id)
+		return nil, "Internal", call + missing + "resource does not exist"
 	case t.Runner != uuid:
-		return nil, "Internal", "invalid runner for task"
+		return nil, "Internal", call + "invalid runner for task"
 	}
 	return t, "", ""
 }
 
 func (f *Fake) updateLog(uuid string, in request) (answer any, code, message string) {
-	t, code, message := f.of(uuid, in.TaskID)
+	t, code, message := f.of(uuid, in.TaskID, "get task: ", fmt.Sprintf("task with id %d: ", in.TaskID))
 	if t == nil {
 		return nil, code, message
 	}
@@ -286,11 +310,14 @@ func (f *Fake) updateLog(uuid string, in request) (answer any, code, message str
 		}
 		t.Closed = in.NoMore
 	}
+	if len(t.Rows) == 0 {
+		return map[string]string{}, "", ""
+	}
 	return map[string]string{"ackIndex": strconv.Itoa(len(t.Rows))}, "", ""
 }
 
 func (f *Fake) updateTask(uuid string, in request) (answer any, code, message string) {
-	t, code, message := f.of(uuid, in.State.ID)
+	t, code, message := f.of(uuid, in.State.ID, "update task: ", "")
 	if t == nil {
 		return nil, code, message
 	}
@@ -314,14 +341,18 @@ func (f *Fake) updateTask(uuid string, in request) (answer any, code, message st
 		}
 	}
 	result := t.Result
-	switch {
-	case result != "":
-	case t.cancel:
+	if result == "" && t.cancel {
 		result = "RESULT_CANCELLED"
-	default:
-		result = "RESULT_UNSPECIFIED"
 	}
-	return map[string]any{"state": map[string]any{"id": strconv.FormatInt(t.ID, 10), "result": result}}, "", ""
+	state := map[string]any{"id": strconv.FormatInt(t.ID, 10)}
+	if result != "" {
+		state["result"] = result
+	}
+	told := map[string]any{"state": state}
+	if len(t.Outputs) > 0 {
+		told["sentOutputs"] = slices.Sorted(maps.Keys(t.Outputs))
+	}
+	return told, "", ""
 }
 
 // Sign returns the signature of a webhook.
