@@ -41,6 +41,12 @@ func serveServers(t *testing.T, vms int, servers map[string]*giteatest.Gitea) *g
 func serveConfig(t *testing.T, dir string, vms int, config string) *giteaRunner {
 	t.Helper()
 	inventory, _ := newInventory(t, dir, vms)
+	return serveInventory(t, dir, inventory, config)
+}
+
+// serveInventory is serveConfig for the VMs of a file.
+func serveInventory(t *testing.T, dir, inventory, config string) *giteaRunner {
+	t.Helper()
 	file := filepath.Join(dir, "manager.yml")
 	require.NoError(t, os.WriteFile(file, []byte(config), 0o600))
 	m := &giteaRunner{dir: dir, managerProcess: &managerProcess{

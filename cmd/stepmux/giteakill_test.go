@@ -137,6 +137,9 @@ func (k *killed) at(
 // A manager is killed in each phase of a task: each task ends once with the right result, each row of its log is there
 // once and in order, and its commands ran once. A kill between the question and the disk may lose the answer of the
 // server, which ends such a task by itself: its commands never ran. STEPMUX_GITEA_KILLS is how often it is killed.
+//
+//stepmux:faults users | A manager dies in any phase of a job of Gitea: no command runs twice, no row is lost or doubled
+//stepmux:with instance/manager.TestAJobOfGiteaOutlivesItsManager
 func TestAManagerThatIsKilledLosesNoJobOfARealGitea(t *testing.T) {
 	kills := numberFrom(t, "STEPMUX_GITEA_KILLS", len(killPhases))
 	dir := t.TempDir()

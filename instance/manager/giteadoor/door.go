@@ -21,8 +21,9 @@ const (
 	// hintPause is the time between two questions with the version that the server has answered: then it looks for a task
 	// only if something has changed. lookPause is the time after which it looks in any case.
 	hintPause, lookPause = 500 * time.Millisecond, 15 * time.Second
-	// firstBackoff and lastBackoff are the pauses after errors of a server.
-	firstBackoff, lastBackoff = time.Second, 5 * time.Minute
+	// firstBackoff and lastBackoff are the pauses after errors of a server. A server that comes back ends tasks that it
+	// has not heard of for 10 minutes, those in which it was away included: a longer pause would come on top.
+	firstBackoff, lastBackoff = time.Second, 30 * time.Second
 	// registerPause is the pause after a registration that was refused.
 	registerPause = time.Minute
 )
