@@ -191,7 +191,7 @@ func globPattern(glob string) (*regexp.Regexp, error) {
 	left := maxChoices
 	choices, ok := globChoices(glob, &left)
 	if !ok {
-		return nil, fmt.Errorf("its { } make more than %d patterns", maxChoices)
+		return nil, fmt.Errorf("its { } make patterns of more than %d KiB", maxChoices>>10)
 	}
 	var all []string
 	for _, choice := range choices {
@@ -205,10 +205,11 @@ func globPattern(glob string) (*regexp.Regexp, error) {
 	return regexp.Compile(`\A(?s:` + strings.Join(all, "|") + `)\z`)
 }
 
-// maxGlob bounds a pattern, in bytes, and maxChoices the patterns that one with braces stands for.
-const maxGlob, maxChoices = 4096, 1000
+// maxGlob bounds a pattern, in bytes, and maxChoices all patterns together that one with braces stands for.
+const maxGlob, maxChoices = 4 << 10, 64 << 10
 
-// globChoices returns the patterns without braces that a pattern stands for. ok is false if they are more than left.
+// globChoices returns the patterns without braces that a pattern stands for. ok is false if they have more than left
+// bytes.
 func globChoices(glob string, left *int) (all []string, ok bool) {
 	begin, parts, at := -1, []string(nil), 0
 	for i, depth := 0, 0; i < len(glob); i++ {
@@ -239,7 +240,7 @@ func globChoices(glob string, left *int) (all []string, ok bool) {
 	if begin >= 0 { // it has no end
 		return nil, true
 	}
-	*left--
+	*left -= len(glob) + 1
 	return []string{glob}, *left >= 0
 }
 
