@@ -70,7 +70,7 @@ func TestAJobOfARealGiteaBearsThatTheServerIsAway(t *testing.T) {
 	wait(t, away)
 	g.Start()
 	job := r.Ended(1)["a"]
-	require.Equal(t, "success: success success", conclusions(r, map[string]giteatest.Job{"a": job})["a"])
+	require.Equal(t, "success: success success success success", conclusions(r, map[string]giteatest.Job{"a": job})["a"])
 	rows := r.Rows(job.ID)
 	require.Len(t, rows, 3002)
 	require.Equal(t, []string{"begins", "1"}, rows[:2])

@@ -61,7 +61,12 @@ func newRivals(t *testing.T, g *giteatest.Gitea, slots int) []rival {
 		_ = daemon.Wait() // it was killed
 	})
 	return []rival{
-		{"ours", ours, func() int64 { return pssOf(t, m.cmd.Process.Pid) + pssOfProgram(t, vm) }},
+		{"ours", ours, func() int64 {
+			manager := pssOf(t, m.cmd.Process.Pid)
+			ends, n := pssOfProgram(t, vm)
+			t.Logf("of ours: %d MiB of the manager, %d MiB of %d processes on the VM", manager>>20, ends>>20, n)
+			return manager + ends
+		}},
 		{"peer", peer, func() int64 { return pssOf(t, daemon.Process.Pid) }},
 	}
 }
@@ -83,8 +88,8 @@ func pssOf(t *testing.T, pid int) int64 {
 	return 0
 }
 
-// pssOfProgram returns that of all processes of a program.
-func pssOfProgram(t *testing.T, program string) (sum int64) {
+// pssOfProgram returns that of all processes of a program, and how many there are.
+func pssOfProgram(t *testing.T, program string) (sum int64, n int) {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")
 	require.NoError(t, err)
@@ -95,9 +100,10 @@ func pssOfProgram(t *testing.T, program string) (sum int64) {
 		}
 		if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err == nil && exe == program {
 			sum += pssOf(t, pid)
+			n++
 		}
 	}
-	return sum
+	return sum, n
 }
 
 // repo makes a repository for a rival, whose workflow is started by hand.

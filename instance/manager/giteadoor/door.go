@@ -107,6 +107,7 @@ type Door struct {
 	state   string
 	reason  string
 	changed time.Time
+	told    []string // errors since then that the log has
 }
 
 // The states of a door.
@@ -141,7 +142,7 @@ func (d *Door) stands(state, reason string) bool {
 		return false
 	}
 	if d.state != state {
-		d.changed = time.Now()
+		d.changed, d.told = time.Now(), nil
 	}
 	d.state, d.reason = state, reason
 	return true
@@ -191,10 +192,22 @@ func (d *Door) repeat(ctx context.Context, what string, do func() error) {
 	}
 }
 
-// fails notes that something fails. Each new error is told once.
+// maxTold bounds the errors that are told while a server is away.
+const maxTold = 16
+
+// fails notes that something fails. Until the server answers again, each error is told once.
 func (d *Door) fails(ctx context.Context, what string, err error) {
 	text := termtext.Short(fmt.Sprintf("cannot %s: %v", what, err), maxErrorText)
-	if ctx.Err() == nil && d.stands(Away, text) {
+	if ctx.Err() != nil || !d.stands(Away, text) {
+		return
+	}
+	d.mu.Lock()
+	isNew := len(d.told) < maxTold && !slices.Contains(d.told, text)
+	if isNew {
+		d.told = append(d.told, text)
+	}
+	d.mu.Unlock()
+	if isNew {
 		d.host.Logger.Warn("the door " + text)
 	}
 }

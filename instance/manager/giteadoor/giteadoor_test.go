@@ -2,6 +2,7 @@ package giteadoor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -290,4 +291,24 @@ func TestLabelsOfTheVMsAreDeclared(t *testing.T) {
 	require.Equal(t, []string{"gpu", "gpu=true", "linux", "self-hosted", "ubuntu-latest", "zone=b"}, d.labels())
 	d.cfg.Labels = []string{"own"}
 	require.Equal(t, []string{"own"}, d.labels())
+}
+
+// The questions and the reports of a server that is away fail in turns, each with an error of its own: the log had both
+// after each try.
+func TestEachErrorOfAServerThatIsAwayIsToldOnce(t *testing.T) {
+	var log strings.Builder
+	d := New(Config{}, Host{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	for range 3 {
+		d.fails(t.Context(), "ask", errors.New("refused"))
+		d.fails(t.Context(), "report", errors.New("refused"))
+	}
+	require.Equal(t, 2, strings.Count(log.String(), "level=WARN"), log.String())
+	require.Equal(t, "cannot report: refused", d.Standing().Reason)
+	d.works()
+	d.fails(t.Context(), "ask", errors.New("refused"))
+	require.Equal(t, 3, strings.Count(log.String(), "level=WARN"), log.String())
+	for i := range 100 {
+		d.fails(t.Context(), "ask", fmt.Errorf("refused from port %d", i))
+	}
+	require.Equal(t, 2+maxTold, strings.Count(log.String(), "level=WARN"))
 }
