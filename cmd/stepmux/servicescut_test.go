@@ -59,6 +59,8 @@ func TestTransfersOfActionsOutliveACutLink(t *testing.T) {
 			// cut cuts the link once a part of the bytes is in files below a directory whose paths have a part.
 			cut := func(dir, part string) {
 				t.Helper()
+				tick := time.NewTicker(time.Millisecond)
+				defer tick.Stop()
 				for until := time.Now().Add(bound); ; {
 					if got := bytesBelow(dir, part); got > size/5 {
 						require.Less(t, got, int64(size), "it is complete")
@@ -68,7 +70,7 @@ func TestTransfersOfActionsOutliveACutLink(t *testing.T) {
 					select {
 					case err := <-ended:
 						require.FailNow(t, "it has ended", "%v: %s", err, &said)
-					case <-time.After(time.Millisecond):
+					case <-tick.C:
 						require.True(t, time.Now().Before(until), "nothing is transferred")
 					}
 				}

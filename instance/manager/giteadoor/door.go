@@ -24,8 +24,6 @@ const (
 	// firstBackoff and lastBackoff are the pauses after errors of a server. A server that comes back ends tasks that it
 	// has not heard of for 10 minutes, those in which it was away included: a longer pause would come on top.
 	firstBackoff, lastBackoff = time.Second, 30 * time.Second
-	// registerPause is the pause after a registration that was refused.
-	registerPause = time.Minute
 )
 
 // Config says which server a door serves, and how.

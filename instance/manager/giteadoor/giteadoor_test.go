@@ -87,13 +87,19 @@ func TestErrorsOfServersAreUnderstood(t *testing.T) {
 		isGone bool
 		text   string
 	}{
-		{`{"code":"unknown","message":"rpc error: code = Unauthenticated desc = unregistered runner"}`, 500, true,
-			"the server answers 500 unauthenticated: unregistered runner"},
+		{
+			`{"code":"unknown","message":"rpc error: code = Unauthenticated desc = unregistered runner"}`, 500, true,
+			"the server answers 500 unauthenticated: unregistered runner",
+		},
 		{`{"code":"unauthenticated","message":"unregistered runner"}`, 401, true, "401 unauthenticated: unregistered runner"},
-		{`{"code":"unknown","message":"rpc error: code = AlreadyExists desc = log file has been archived"}`, 500, false,
-			"already_exists"},
-		{`{"code":"unknown","message":"rpc error: code = Internal desc = get task: task with id 9: resource does not exist"}`,
-			500, true, "internal"},
+		{
+			`{"code":"unknown","message":"rpc error: code = AlreadyExists desc = log file has been archived"}`, 500, false,
+			"already_exists",
+		},
+		{
+			`{"code":"unknown","message":"rpc error: code = Internal desc = get task: task with id 9: resource does not exist"}`,
+			500, true, "internal",
+		},
 		{"<html>\x1b[31mBad Gateway</html>", 502, false, `502 unknown: <html>`},
 		{strings.Repeat("x", 1000), 500, false, "500 unknown: " + strings.Repeat("x", 200)},
 		{"<html>fine</html>", 200, false, "is the URL that of a Gitea or Forgejo?"},
@@ -196,9 +202,11 @@ func TestPipelinesOfTasks(t *testing.T) {
 	}
 	r, err := of(Task{
 		ID: 1, Workflow: []byte("on: push\njobs: {a: {steps: [{run: x}, {run: y}]}}"),
-		Context: map[string]any{"repository": "o/r\x1b[31m", "run_number": "2", "workflow": strings.Repeat("w", 1000),
+		Context: map[string]any{
+			"repository": "o/r\x1b[31m", "run_number": "2", "workflow": strings.Repeat("w", 1000),
 			"base_ref": "main", "ref": "refs/pull/1/merge", "gitea_default_actions_url": "github",
-			"event": map[string]any{"repository": map[string]any{"default_branch": "main"}}},
+			"event": map[string]any{"repository": map[string]any{"default_branch": "main"}},
+		},
 		Secrets: map[string]string{
 			"bad name":     "x",
 			"GITHUB_TOKEN": "a",

@@ -317,9 +317,15 @@ func TestNothingPrivateOfARepositoryIsCopied(t *testing.T) {
 	included := filepath.Join(t.TempDir(), "included")
 	require.NoError(t, os.WriteFile(included, []byte("[alias]\nx = secret\n"), 0o600))
 	for _, setting := range [][]string{
-		{"credential.helper", "store"}, {"core.hooksPath", "/hooks"}, {"core.fsmonitor", "touch /ran"},
-		{"include.path", included}, {"user.name", "Secret Name"}, {"http.extraHeader", "Authorization: secret"},
-		{"core.sshCommand", "ssh -i secret"}, {"core.eol", "lf\n\tsshCommand = x"}, {"branch.main.description", "secret"},
+		{"credential.helper", "store"},
+		{"core.hooksPath", "/hooks"},
+		{"core.fsmonitor", "touch /ran"},
+		{"include.path", included},
+		{"user.name", "Secret Name"},
+		{"http.extraHeader", "Authorization: secret"},
+		{"core.sshCommand", "ssh -i secret"},
+		{"core.eol", "lf\n\tsshCommand = x"},
+		{"branch.main.description", "secret"},
 		{"filter.bad.clean", "cat"},
 	} {
 		git("config", setting[0], setting[1])

@@ -26,11 +26,9 @@ func TestAJobGetsARepositoryThatNoOtherJobTouched(t *testing.T) {
 	for _, name := range names[:2] {
 		require.NoError(t, os.WriteFile(filepath.Join(from, name), []byte(name), 0o644))
 	}
-	temp := t.TempDir()
-	all := NewRepositories(checkout.Copy{Dir: from, Names: names}, temp)
+	all := NewRepositories(checkout.Copy{Dir: from, Names: names}, t.TempDir())
 	job := func(do func(dir string)) (own uint64) {
-		dir, err := os.MkdirTemp(temp, "job-")
-		require.NoError(t, err)
+		dir := t.TempDir()
 		back, err := all.give(t.Context(), dir)
 		require.NoError(t, err)
 		text, err := os.ReadFile(filepath.Join(dir, names[1]))
@@ -79,8 +77,9 @@ func TestAJobGetsARepositoryThatNoOtherJobTouched(t *testing.T) {
 		require.Len(t, all.free, 1, name)
 	}
 	var none *Repositories
-	back, err := none.give(t.Context(), temp)
+	dir := t.TempDir()
+	back, err := none.give(t.Context(), dir)
 	require.NoError(t, err)
 	back()
-	require.NoDirExists(t, filepath.Join(temp, ".git"))
+	require.NoDirExists(t, filepath.Join(dir, ".git"))
 }
