@@ -550,3 +550,16 @@ func (m *Manager) KeptTasks(t *testing.T, name string) (keys []string) {
 	}
 	return keys
 }
+
+// KeptText returns a text of a door, or nil, and KeepText keeps one.
+func (m *Manager) KeptText(t *testing.T, key string) []byte {
+	t.Helper()
+	kept, err := m.store.KeptTexts(t.Context(), key)
+	require.NoError(t, err)
+	return kept[key]
+}
+
+func (m *Manager) KeepText(t *testing.T, key string, text []byte) {
+	t.Helper()
+	require.NoError(t, m.store.KeepText(t.Context(), key, text))
+}

@@ -280,6 +280,40 @@ func TestARunnerThatWasDeletedIsRegisteredAnew(t *testing.T) {
 	require.Empty(t, d.server.Task(id).Result)
 }
 
+// A crash of the machine can bring a task back that had ended, after the record of its pipeline is gone. It is forgotten
+// again, runs no second time, and keeps no other job out.
+func TestATaskThatComesBackAfterItsEndIsForgotten(t *testing.T) {
+	t.Parallel()
+	server := giteatest.NewFake(t)
+	f := withPipelines(newFleet(t))
+	ledger := filepath.Join(t.TempDir(), "ledger")
+	d := serveGitea(t, f, server)
+	id := server.Add(taskOf("    steps: [{run: 'echo ran >>" + ledger + "; sleep 0.1'}]"))
+	require.Eventually(t, func() bool { return server.Task(id).Taken == 1 }, sshtest.Bound, time.Millisecond)
+	key := fmt.Sprintf("gitea.test.task.%d", id)
+	var text []byte
+	require.Eventually(t, func() bool {
+		text = d.m.KeptText(t, key)
+		return text != nil
+	}, sshtest.Bound, time.Millisecond)
+	d.ended(id)
+	require.Empty(t, d.m.KeptTasks(t, "test"))
+	d.close()
+	p, err := d.ListPipelines(t.Context(), &pb.ListPipelinesRequest{})
+	require.NoError(t, err)
+	d.m.RemovePipeline(t, p.GetPipelines()[0].GetId())
+	d.m.KeepText(t, key, text)
+	d.stop()
+	d = serveGitea(t, f, server, func(cfg *giteadoor.Config) { cfg.Limit = 1 })
+	next := server.Add(taskOf("    steps: [{run: echo next}]"))
+	require.Equal(t, "RESULT_SUCCESS", d.ended(next).Result)
+	require.Empty(t, d.m.KeptTasks(t, "test"))
+	ran, err := os.ReadFile(ledger)
+	require.NoError(t, err)
+	require.Equal(t, "ran\n", string(ran))
+	require.Equal(t, 1, server.Task(id).Final)
+}
+
 // More jobs than slots, and a limit below both: a job that has no slot is not taken.
 func TestADoorTakesNoMoreJobsThanItHasSlots(t *testing.T) {
 	t.Parallel()

@@ -112,8 +112,14 @@ func (m *Manager) ServeGitea(ctx context.Context, cfg giteadoor.Config) {
 			})
 		},
 		Log: m.taskLog, Outputs: m.taskOutputs,
-		Cancel: func(ctx context.Context, id string) error { return (&service{m: m}).cancelPipeline(ctx, id) },
-		Keep:   m.store.KeepText, Kept: m.store.KeptTexts, Forget: m.store.ForgetText,
+		Cancel: func(ctx context.Context, key string) error {
+			err := (&service{m: m}).cancelPipeline(ctx, state.PipelineID(key))
+			if status.Code(err) == codes.NotFound { // it is not kept any more
+				return nil
+			}
+			return err
+		},
+		Keep: m.store.KeepText, Kept: m.store.KeptTexts, Forget: m.store.ForgetText,
 		Labels: m.labels, Version: m.cfg.Version, Logger: m.cfg.Logger,
 	})
 	m.mu.Lock()

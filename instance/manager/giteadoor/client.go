@@ -144,7 +144,7 @@ func errorOf(method string, status int, text []byte) error {
 			e.Code, e.Text = snake(code), rest
 		}
 	} else {
-		e.Text = string(text)
+		e.Text = "no answer of this service, is the URL that of a Gitea or Forgejo? " + string(text)
 	}
 	if e.Code == "unknown" && status == http.StatusUnauthorized {
 		e.Code = codeUnauthenticated

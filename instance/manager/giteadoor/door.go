@@ -394,7 +394,7 @@ func (d *Door) start(ctx context.Context, r *record, key string, room Room) {
 		if room != nil {
 			defer room.Release()
 		}
-		newReport(d, r).run(ctx, room)
+		newReport(d, r, room == nil).run(ctx, room)
 		if ctx.Err() != nil {
 			return // the next door goes on
 		}

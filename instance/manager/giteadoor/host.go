@@ -23,8 +23,8 @@ type Host struct {
 	Log func(ctx context.Context, build string, take func(text []byte, at time.Time) error) error
 	// Outputs returns the outputs of a build that has ended, without those that have secrets.
 	Outputs func(ctx context.Context, build string) (map[string]string, error)
-	// Cancel ends a pipeline. What has ended stays as it is.
-	Cancel func(ctx context.Context, id string) error
+	// Cancel ends the pipeline of a key. What has ended, or is not there, stays as it is.
+	Cancel func(ctx context.Context, key string) error
 	// Keep keeps a text under a key, sealed, and returns when it is on disk. Kept returns all texts whose keys begin with
 	// a prefix. Forget removes one.
 	Keep   func(ctx context.Context, key string, text []byte) error

@@ -39,8 +39,10 @@ type report struct {
 	d      *Door
 	task   *Task
 	record *record
-	client *Client
-	logger *slog.Logger
+	// resumed says that a door before has taken the task.
+	resumed bool
+	client  *Client
+	logger  *slog.Logger
 
 	changed chan struct{} // has room for one: there is something new below
 	sent    chan struct{} // has room for one: rows were sent
@@ -57,9 +59,9 @@ type report struct {
 	read    bool   // the log was read to its end
 }
 
-func newReport(d *Door, r *record) *report {
+func newReport(d *Door, r *record, resumed bool) *report {
 	return &report{
-		d: d, task: r.Task, record: r, client: d.client.As(r.Runner),
+		d: d, task: r.Task, record: r, resumed: resumed, client: d.client.As(r.Runner),
 		logger:  d.host.Logger.With("task", r.Task.ID),
 		changed: make(chan struct{}, 1), sent: make(chan struct{}, 1),
 	}
@@ -82,6 +84,10 @@ func (t *report) run(ctx context.Context, room Room) {
 		t.first = t.has
 		return err
 	})
+	if t.resumed && t.isOver(ctx) { // it was reported, and the store has it again after a crash; or the server has ended it
+		t.giveUp(ctx)
+		return
+	}
 	var id string
 	if err == nil && ctx.Err() == nil {
 		id, err = t.submit(ctx, req, room)
@@ -101,16 +107,24 @@ func (t *report) run(ctx context.Context, room Room) {
 	watchers.Go(func() { t.watch(watching, id) })
 	defer watchers.Wait()
 	defer stop()
-	if t.follow(ctx, id) {
+	if t.follow(ctx) {
 		t.conclude(ctx)
 	}
 }
 
+// isOver reports whether the server has a result for the task, or does not know it.
+func (t *report) isOver(ctx context.Context) bool {
+	result, known := t.tell(ctx)
+	return ctx.Err() == nil && (!known || result != "" && result != resultNone && result != resultCancelled)
+}
+
+// key is that of the pipeline of the task.
+func (t *report) key() string { return fmt.Sprintf("gitea.%s.%d", t.d.cfg.Name, t.task.ID) }
+
 // submit gives the task to the manager.
 func (t *report) submit(ctx context.Context, req *pb.SubmitPipelineRequest, room Room) (id string, err error) {
-	key := fmt.Sprintf("gitea.%s.%d", t.d.cfg.Name, t.task.ID)
 	t.repeat(ctx, "submit a task", func() error {
-		id, err = t.d.host.Submit(ctx, key, req, room)
+		id, err = t.d.host.Submit(ctx, t.key(), req, room)
 		if _, refused := errors.AsType[*RefusedError](err); refused {
 			return nil
 		}
@@ -218,7 +232,7 @@ func (t *report) isDone() bool {
 }
 
 // follow reports the pipeline while it runs. It returns false if nothing is to be reported any more.
-func (t *report) follow(ctx context.Context, id string) bool {
+func (t *report) follow(ctx context.Context) bool {
 	var sent, told time.Time
 	canceled := false
 	timer := time.NewTimer(0)
@@ -228,7 +242,7 @@ func (t *report) follow(ctx context.Context, id string) bool {
 		if waits, full := t.waiting(); waits && (full || now.Sub(sent) >= logPause) {
 			sent = now
 			if !t.repeat(ctx, "send a log", func() error { return t.send(ctx, false) }) {
-				return t.giveUp(ctx, id)
+				return t.giveUp(ctx)
 			}
 			continue // there may be more
 		}
@@ -236,11 +250,11 @@ func (t *report) follow(ctx context.Context, id string) bool {
 			told = now
 			result, known := t.tell(ctx)
 			if !known || result != resultNone && result != resultCancelled && result != "" {
-				return t.giveUp(ctx, id) // the server has ended it
+				return t.giveUp(ctx) // the server has ended it
 			}
 			if result == resultCancelled && !canceled {
 				t.logger.Info("the server cancels the task")
-				canceled = t.cancel(ctx, id)
+				canceled = t.cancel(ctx)
 			}
 		}
 		timer.Reset(min(logPause-time.Since(sent), statePause-time.Since(told), statePause))
@@ -312,8 +326,8 @@ func (t *report) tell(ctx context.Context) (result string, known bool) {
 }
 
 // cancel cancels the pipeline.
-func (t *report) cancel(ctx context.Context, id string) bool {
-	err := t.d.host.Cancel(ctx, id)
+func (t *report) cancel(ctx context.Context) bool {
+	err := t.d.host.Cancel(ctx, t.key())
 	if err != nil && ctx.Err() == nil {
 		t.logger.Warn("cannot cancel the pipeline of a task", "error", err)
 	}
@@ -321,12 +335,12 @@ func (t *report) cancel(ctx context.Context, id string) bool {
 }
 
 // giveUp ends the pipeline of a task that the server does not know any more, or has ended.
-func (t *report) giveUp(ctx context.Context, id string) bool {
+func (t *report) giveUp(ctx context.Context) bool {
 	if ctx.Err() != nil {
 		return false
 	}
-	t.logger.Warn("the server has ended the task: its pipeline is cancelled")
-	for ctx.Err() == nil && !t.cancel(ctx, id) {
+	t.logger.Info("the server has a result of the task, or does not know it: what is left of its pipeline is cancelled")
+	for ctx.Err() == nil && !t.cancel(ctx) {
 		_ = pause.For(ctx, firstBackoff)
 	}
 	return false

@@ -22,8 +22,9 @@ func (s *Store) KeepText(ctx context.Context, key string, text []byte) error {
 // textKey begins the keys of texts of doors in the bucket of the pipelines.
 const textKey = "door."
 
-// purgedKeep is how long the mark of a text that was removed stays in the bucket.
-const purgedKeep = time.Minute
+// purgedKeep is how long the mark of a text that was removed stays in the bucket. After that, a text may be there again
+// when the server has to read its files after a crash.
+const purgedKeep = 24 * time.Hour
 
 // KeptTexts returns the texts whose keys are a key, or begin with it and a dot.
 func (s *Store) KeptTexts(ctx context.Context, key string) (map[string][]byte, error) {
