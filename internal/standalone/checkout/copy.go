@@ -116,6 +116,7 @@ type copier struct {
 	ctx     context.Context // of the single call of CopyTo
 	dir, to string
 	index   string // the file, which may not exist
+	objects string // their directory in the repository that is copied; empty until it is known
 	when    time.Time
 	settings
 	branch, head string            // head is the commit; each may be empty
@@ -129,12 +130,25 @@ type copier struct {
 
 // git runs git without the user's replacements for objects, and without a download of objects that are missing.
 func (r *copier) git(input string, limit subprocess.Limit, args ...string) ([]byte, error) {
-	argv := Git(r.dir, "GIT_NO_LAZY_FETCH=1", "GIT_GRAFT_FILE="+os.DevNull)
-	if _, err := os.Lstat(r.path("index")); err == nil {
-		argv = Git(r.dir, "GIT_NO_LAZY_FETCH=1", "GIT_GRAFT_FILE="+os.DevNull, "GIT_INDEX_FILE="+r.path("index"))
+	set := []string{"GIT_NO_LAZY_FETCH=1", "GIT_GRAFT_FILE=" + os.DevNull}
+	if r.objects != "" { // git writes temporary files where its own objects are
+		set = append(set, "GIT_OBJECT_DIRECTORY="+r.path("objects"),
+			"GIT_ALTERNATE_OBJECT_DIRECTORIES="+listed(r.objects))
 	}
+	if _, err := os.Lstat(r.path("index")); err == nil {
+		set = append(set, "GIT_INDEX_FILE="+r.path("index"))
+	}
+	argv := append(Git(r.dir, set...), "-c", "advice.graftFileDeprecated=false")
 	limit.Input = strings.NewReader(input)
 	return subprocess.Output(r.ctx, slices.Concat(argv, []string{"--no-replace-objects"}, args), limit)
+}
+
+// listed returns a path as git takes it in a list with colons.
+func listed(path string) string {
+	if !strings.Contains(path, ":") && !strings.HasPrefix(path, `"`) {
+		return path
+	}
+	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(path) + `"`
 }
 
 // ask returns the output of git, for a short answer.
@@ -147,7 +161,8 @@ func (r *copier) path(name string) string { return filepath.Join(r.to, filepath.
 
 // look finds the files of the repository that are copied.
 func (r *copier) look() error {
-	out, err := r.ask("rev-parse", "--is-inside-work-tree", "--show-cdup", "--git-path", "index", "--git-path", "shallow")
+	out, err := r.ask("rev-parse", "--is-inside-work-tree", "--show-cdup", "--git-path", "index", "--git-path", "shallow",
+		"--git-path", "objects")
 	if err != nil {
 		return err
 	}
@@ -156,7 +171,7 @@ func (r *copier) look() error {
 	switch {
 	case inside != "true":
 		return errors.New("it is in the directory of a repository, and not in a work tree")
-	case len(lines) != 4:
+	case len(lines) != 5:
 		return errors.New("the path of the repository has a line break")
 	case lines[0] != "":
 		return errors.New("it is a directory of a repository, and not the top of its work tree")
@@ -166,7 +181,7 @@ func (r *copier) look() error {
 			lines[i] = filepath.Join(r.dir, line)
 		}
 	}
-	r.index = lines[1]
+	r.index, r.objects = lines[1], lines[3]
 	known, err := boundedfile.Read(lines[2], maxListed)
 	if err == nil {
 		r.shallow = strings.Fields(string(known))

@@ -419,3 +419,27 @@ func TestDepthsOfAHistory(t *testing.T) {
 		require.ErrorContains(t, err, "use a number, all or none", text)
 	}
 }
+
+// A copy writes nothing into the repository, not even a temporary file, whatever its path is.
+func TestACopyLeavesTheRepositoryAsItIs(t *testing.T) {
+	dir, _ := history(t, "123")
+	odd := filepath.Join(t.TempDir(), `a:b "c" \d é`)
+	require.NoError(t, os.Rename(dir, odd))
+	listed := func() (all []string) {
+		require.NoError(t, filepath.WalkDir(odd, func(path string, d os.DirEntry, err error) error {
+			require.NoError(t, err)
+			info, err := d.Info()
+			require.NoError(t, err)
+			all = append(all, fmt.Sprint(path, info.Mode(), info.Size(), info.ModTime()))
+			return nil
+		}))
+		return all
+	}
+	before := listed()
+	for _, depth := range []Depth{1, All} {
+		made, err := CopyTo(t.Context(), odd, t.TempDir(), Copying{Depth: depth})
+		require.NoError(t, err)
+		require.NotEmpty(t, made.Names)
+	}
+	require.Equal(t, before, listed())
+}
