@@ -160,6 +160,10 @@ func TestJobsOfGiteaEndAsTheyShould(t *testing.T) {
 			"    steps: [{run: echo, uses: a/b@c}]", "RESULT_FAILURE", "stepmux: test/ann/demo#3/ci.yml:",
 			"0 RESULT_SKIPPED 0+0",
 		},
+		"a called workflow": {
+			"    uses: ./.github/workflows/x.yml", "RESULT_FAILURE",
+			"stepmux: the job calls a workflow (uses), which does not run from Gitea yet", "",
+		},
 		"no YAML": {"   steps: [", "RESULT_FAILURE", "stepmux: test/ann/demo#3/ci.yml:", ""},
 		"a key without an effect": {
 			"    environment: x\n    services: {db: {image: x}}\n    steps: [{run: echo fine}]", "RESULT_SUCCESS",

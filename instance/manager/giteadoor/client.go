@@ -143,8 +143,8 @@ func errorOf(method string, status int, text []byte) error {
 		if code, rest, ok := strings.Cut(strings.TrimPrefix(told.Message, "rpc error: code = "), " desc = "); ok {
 			e.Code, e.Text = snake(code), rest
 		}
-	} else {
-		e.Text = "no answer of this service, is the URL that of a Gitea or Forgejo? " + string(text)
+	} else if e.Text = string(text); status < http.StatusInternalServerError { // not of a proxy before it
+		e.Text = "no answer of this service, is the URL that of a Gitea or Forgejo? " + e.Text
 	}
 	if e.Code == "unknown" && status == http.StatusUnauthorized {
 		e.Code = codeUnauthenticated

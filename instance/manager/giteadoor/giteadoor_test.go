@@ -106,6 +106,7 @@ func TestErrorsOfServersAreUnderstood(t *testing.T) {
 		{"{", 200, false, "is not JSON of this service"},
 		{`{"data":"` + strings.Repeat("x", maxAnswer) + `"}`, 200, false, "more than 16 MiB"},
 		{"", 302, false, "302"},
+		{"<html>not found</html>", 404, false, "is the URL that of a Gitea or Forgejo? <html>"},
 	} {
 		answer, status = test.answer, test.status
 		err := c.Ping(t.Context())
@@ -236,11 +237,11 @@ func TestPipelinesOfTasks(t *testing.T) {
 	_, _, err = r.pipeline("s")
 	require.ErrorContains(t, err, "more than 1000 variables")
 	for text, want := range map[string]string{
-		"a: [": "0 false", "jobs: [1, 2]": "0 false", "jobs: {a: {steps: [1, 2], container: x}}": "2 true",
-		"jobs: {a: {container: null, steps: []}}": "0 false", "": "0 false",
+		"a: [": "{0 false false}", "jobs: [1, 2]": "{0 false false}", "": "{0 false false}",
+		"jobs: {a: {steps: [1, 2], container: x}}": "{2 true false}",
+		"jobs: {a: {container: null, steps: []}}":  "{0 false false}", "jobs: {a: {uses: ./x.yml}}": "{0 false true}",
 	} {
-		steps, contained := shapeOf([]byte(text))
-		require.Equal(t, want, fmt.Sprint(steps, " ", contained), text)
+		require.Equal(t, want, fmt.Sprint(shapeOf([]byte(text))), text)
 	}
 }
 

@@ -116,10 +116,12 @@ func (r *record) pipeline(server string) (req *pb.SubmitPipelineRequest, steps i
 	for _, name := range sortedkeys.Of(t.Vars) {
 		add(name, t.Vars[name], false)
 	}
-	var contained bool
-	steps, contained = shapeOf(t.Workflow)
-	req.InImage = contained
-	return req, steps, nil
+	shape := shapeOf(t.Workflow)
+	if shape.calls {
+		return nil, 0, errors.New("the job calls a workflow (uses), which does not run from Gitea yet: write its steps out")
+	}
+	req.InImage = shape.contained
+	return req, shape.steps, nil
 }
 
 // inputs are the values with which a workflow was started by hand.
@@ -163,12 +165,18 @@ var words = map[string]string{
 // maxSteps bounds the steps of a job that are reported.
 const maxSteps = 1000
 
-// shapeOf returns the number of steps of the only job of a workflow, and whether it has a container. Of a text with
-// mistakes, which the manager refuses, it knows nothing.
-func shapeOf(text []byte) (steps int, contained bool) {
+// shape is the form of a job: the number of its steps, and whether it has a container, or calls a workflow.
+type shape struct {
+	steps            int
+	contained, calls bool
+}
+
+// shapeOf returns the shape of the only job of a workflow. Of a text with mistakes, which the manager refuses, it knows
+// nothing.
+func shapeOf(text []byte) (s shape) {
 	t, err := yamltree.Load("", text, maxRecord)
 	if err != nil || len(t.Docs) == 0 {
-		return 0, false
+		return s
 	}
 	r := &yamltree.Reader{Text: t, Rules: yamltree.Rules{MaxCost: 4 * maxRecord, Unquoted: true, Nulls: true}}
 	for _, key := range r.Mapping(t.Docs[0], "") {
@@ -179,12 +187,14 @@ func shapeOf(text []byte) (steps int, contained bool) {
 			for _, part := range r.Mapping(job.Value, "") {
 				switch part.Key {
 				case "steps":
-					steps = min(len(r.List(part.Value, "")), maxSteps)
+					s.steps = min(len(r.List(part.Value, "")), maxSteps)
 				case "container":
-					contained = !yamltree.IsNull(part.Value)
+					s.contained = !yamltree.IsNull(part.Value)
+				case "uses":
+					s.calls = true
 				}
 			}
 		}
 	}
-	return steps, contained
+	return s
 }
