@@ -284,8 +284,8 @@ func TestARunnerThatWasDeletedIsRegisteredAnew(t *testing.T) {
 	require.Empty(t, d.server.Task(id).Result)
 }
 
-// A crash of the machine can bring a task back that had ended, after the record of its pipeline is gone. It is forgotten
-// again, runs no second time, and keeps no other job out.
+// A crash of the machine can bring a task back that had ended, after the record of its pipeline is gone. It is
+// forgotten again, runs no second time, and keeps no other job out.
 func TestATaskThatComesBackAfterItsEndIsForgotten(t *testing.T) {
 	t.Parallel()
 	server := giteatest.NewFake(t)

@@ -84,7 +84,7 @@ func (t *report) run(ctx context.Context, room Room) {
 		t.first = t.has
 		return err
 	})
-	if t.resumed && t.isOver(ctx) { // it was reported, and the store has it again after a crash; or the server has ended it
+	if t.resumed && t.isOver(ctx) { // the server has ended it, or the store has it again after its end and a crash
 		t.giveUp(ctx)
 		return
 	}
