@@ -7,6 +7,9 @@
 # whole pattern match nothing, while a } alone is itself.
 set -euo pipefail
 command -v ruby >/dev/null || { echo "skip: needs ruby"; exit 77; }
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work"
 ruby --version
 ruby -e '
 flags = File::FNM_PATHNAME | File::FNM_DOTMATCH | File::FNM_EXTGLOB

@@ -83,23 +83,6 @@ func bind(ctx, life context.Context, closed error) (bound context.Context, finis
 	}
 }
 
-// Queue gives the build its place in the queue for a slot, where Prepare then waits: builds whose Queue or Prepare is
-// called later are behind it. Without Queue, Prepare does so. If room, which may be nil, is a slot that suits the
-// build, the build has that slot, and does not wait. Cleanup gives place or slot up.
-func (e *Executor) Queue(room *Reservation) {
-	group := e.provider.cfg.Group
-	if s := room.use(e.build.ID, e.demand()); s != nil {
-		if !e.keep(func() { e.reserved = s }) {
-			s.giveBack()
-		}
-		return
-	}
-	place := group.queue(e.build.ID, e.build.Party, e.demand(), false)
-	if !e.keep(func() { e.place = place }) {
-		group.leave(place)
-	}
-}
-
 // Prepare takes a slot on an instance, for which it may have to wait, and connects to the instance. If that fails,
 // Prepare tries others, three in all.
 func (e *Executor) Prepare(ctx context.Context) (err error) {

@@ -41,9 +41,6 @@ func (g *Group) TryReserve(party string) *Reservation {
 // Instance returns the ID of the instance.
 func (r *Reservation) Instance() string { return r.slot.placement.ID }
 
-// Labels returns the labels of the instance.
-func (r *Reservation) Labels() map[string]string { return maps.Clone(r.slot.placement.Labels) }
-
 // Soften says that the slot may be given back, for instance because a server that was asked has no job so far. The
 // channel is closed when a waiting build could use the slot and finds no other, or when the instance takes no builds
 // any more. The holder then calls Release, unless it has got a job meanwhile.
@@ -87,6 +84,23 @@ func (r *Reservation) use(build string, of demand) *slot {
 	s.placement = s.entry.placement // the configuration may have changed
 	s.entry.uses++
 	return s
+}
+
+// Queue gives the build its place in the queue for a slot, where Prepare then waits: builds whose Queue or Prepare is
+// called later are behind it. Without Queue, Prepare does so. If room, which may be nil, is a slot that suits the
+// build, the build has that slot, and does not wait. Cleanup gives place or slot up.
+func (e *Executor) Queue(room *Reservation) {
+	group := e.provider.cfg.Group
+	if s := room.use(e.build.ID, e.demand()); s != nil {
+		if !e.keep(func() { e.reserved = s }) {
+			s.giveBack()
+		}
+		return
+	}
+	place := group.queue(e.build.ID, e.build.Party, e.demand(), false)
+	if !e.keep(func() { e.place = place }) {
+		group.leave(place)
+	}
 }
 
 // recallLocked asks for soft reservations back: those of instances that take no builds, and one for each waiter that

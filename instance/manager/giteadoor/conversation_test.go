@@ -32,7 +32,7 @@ type spoken struct {
 func converse(t *testing.T, s spoken) []giteatest.Call {
 	t.Helper()
 	proxy := giteatest.NewProxy(t, s.url)
-	c := NewClient(proxy.URL, nil)
+	c := NewClient(proxy.URL)
 	defer c.Close()
 	ctx, labels := t.Context(), []string{"ubuntu-latest", "linux"}
 	require.NoError(t, c.Ping(ctx))
@@ -84,7 +84,7 @@ func converse(t *testing.T, s spoken) []giteatest.Call {
 	_, err = c.UpdateTask(ctx, &State{ID: task + 1000, Result: resultNone}, nil)
 	require.True(t, gone(err), err)
 
-	other, err := NewClient(proxy.URL, nil).Register(ctx, "other", s.token, "1.0", []string{"gpu"})
+	other, err := NewClient(proxy.URL).Register(ctx, "other", s.token, "1.0", []string{"gpu"})
 	require.NoError(t, err)
 	s.add()
 	_, _, err = c.As(other).Fetch(ctx, 0) // none of its labels

@@ -149,7 +149,7 @@ func (d *Door) stands(state, reason string) bool {
 // New returns a Door. The caller calls Serve.
 func New(cfg Config, host Host) *Door {
 	d := &Door{
-		cfg: cfg, host: host, client: NewClient(cfg.URL, nil), woken: make(chan struct{}, 1), state: Registering,
+		cfg: cfg, host: host, client: NewClient(cfg.URL), woken: make(chan struct{}, 1), state: Registering,
 		changed: time.Now(),
 	}
 	d.host.Logger = host.Logger.With("server", cfg.Name)

@@ -79,7 +79,7 @@ func TestErrorsOfServersAreUnderstood(t *testing.T) {
 		_, _ = w.Write([]byte(answer))
 	}))
 	defer server.Close()
-	c := NewClient(server.URL+"/", nil)
+	c := NewClient(server.URL + "/")
 	defer c.Close()
 	for _, test := range []struct {
 		answer string
@@ -130,7 +130,7 @@ func TestAQuestionHasItsKeyUntilItIsAnswered(t *testing.T) {
 		_, _ = w.Write([]byte(`{"tasksVersion":"7","task":{"id":"1"},"additionalTasks":[{"id":"2"},{"id":"3"}]}`))
 	}))
 	defer server.Close()
-	c := NewClient(server.URL, nil).As(Registration{UUID: "u", Token: "t"})
+	c := NewClient(server.URL).As(Registration{UUID: "u", Token: "t"})
 	defer c.Close()
 	for range 2 {
 		_, _, err := c.Fetch(t.Context(), 0)
