@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"google.golang.org/protobuf/proto"
 
@@ -19,13 +18,12 @@ func (s *Store) NameCache(ctx context.Context, name string, is *pb.Archive) erro
 }
 
 func (s *Store) nameCache(ctx context.Context, name string, is *pb.Archive, options ...jetstream.PublishOpt) error {
-	msg := nats.NewMsg("$KV." + pipelinesBucket + "." + cacheKey + name)
-	var err error
-	if msg.Data, err = proto.Marshal(is); err != nil {
+	text, err := proto.Marshal(is)
+	if err != nil {
 		return err
 	}
-	_, err = s.js.PublishMsg(ctx, msg, append(options, jetstream.WithMsgTTL(s.cfg.Keep))...)
-	if err != nil {
+	options = append(options, jetstream.WithMsgTTL(s.cfg.Keep))
+	if _, err := s.write(ctx, s.Pipelines, cacheKey+name, text, options...); err != nil {
 		return fmt.Errorf("keep the name of a cache: %w", err)
 	}
 	return nil

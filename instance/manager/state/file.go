@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stepmux/stepmux/instance/manager/natscall"
@@ -77,13 +76,11 @@ func (s *Store) PutFile(ctx context.Context, place, name string, f, before *File
 
 // replaceFile puts a file in the place of another one, unless that was changed since it was found.
 func (s *Store) replaceFile(ctx context.Context, before, f *File) error {
-	msg := nats.NewMsg("$KV." + pipelinesBucket + "." + before.key)
-	msg.Data = s.key.Seal(before.key, natscall.Encode(f))
 	options := []jetstream.PublishOpt{jetstream.WithExpectLastSequencePerSubject(before.revision)}
 	if pipelineAt(before.key) == "" {
 		options = append(options, jetstream.WithMsgTTL(s.cfg.Keep))
 	}
-	_, err := s.js.PublishMsg(ctx, msg, options...)
+	_, err := s.write(ctx, s.Pipelines, before.key, s.key.Seal(before.key, natscall.Encode(f)), options...)
 	if natscall.Changed(err) {
 		return ErrTaken
 	}

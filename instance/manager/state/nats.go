@@ -164,7 +164,7 @@ func (s *Store) Bucket(
 		duplicates = min(duplicates, age)
 	}
 	_, err := s.stream(ctx, jetstream.StreamConfig{ // as CreateKeyValue does, which lets all replicas be read
-		Name: "KV_" + name, Subjects: []string{"$KV." + name + ".>"}, MaxMsgsPerSubject: 1, MaxBytes: -1, MaxAge: age,
+		Name: "KV_" + name, Subjects: []string{"$KV." + name + ".>"}, MaxMsgsPerSubject: 2, MaxBytes: -1, MaxAge: age,
 		MaxMsgSize: -1, Replicas: 1, AllowRollup: true, DenyDelete: true, Duplicates: duplicates, MaxMsgs: -1,
 		MaxConsumers: -1, Discard: jetstream.DiscardNew, AllowMsgTTL: marks > 0, SubjectDeleteMarkerTTL: marks,
 	})

@@ -14,7 +14,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"google.golang.org/protobuf/proto"
 
@@ -150,7 +149,7 @@ func (s *Store) openPipelines(ctx context.Context) (err error) {
 		Name: callsStream, Subjects: []string{callsSubject}, Retention: jetstream.WorkQueuePolicy,
 	})
 	if err == nil {
-		s.Pipelines, err = s.Bucket(ctx, pipelinesBucket, 0, recordMark)
+		s.Pipelines, err = s.Bucket(ctx, pipelinesBucket, 0, s.marks())
 	}
 	if err != nil {
 		return fmt.Errorf("open the pipelines: %w", err)
@@ -182,20 +181,18 @@ func (d *Delivery) Called() (id string, place uint64, err error) {
 
 // PutPipeline changes a record by compare-and-set, as Put does. The record of a pipeline at rest is kept for a time.
 func (s *Store) PutPipeline(ctx context.Context, p *Pipeline) error {
-	msg := nats.NewMsg("$KV." + pipelinesBucket + "." + recordKey + p.ID)
-	msg.Data = natscall.Encode(p)
 	options := []jetstream.PublishOpt{jetstream.WithExpectLastSequencePerSubject(p.revision)}
 	if p.AtRest() {
 		options = append(options, jetstream.WithMsgTTL(s.cfg.Keep))
 	}
-	ack, err := s.js.PublishMsg(ctx, msg, options...)
+	revision, err := s.write(ctx, s.Pipelines, recordKey+p.ID, natscall.Encode(p), options...)
 	if natscall.Changed(err) {
 		return ErrTaken
 	}
 	if err != nil {
 		return fmt.Errorf("keep the pipeline %s: %w", p.ID, err)
 	}
-	p.revision = ack.Sequence
+	p.revision = revision
 	return nil
 }
 
@@ -320,7 +317,7 @@ func (s *Store) PutJobs(ctx context.Context, id string, jobs *pb.Pipeline) error
 	if err != nil {
 		return err
 	}
-	if _, err := s.Pipelines.Put(ctx, jobsKey+id, text); err != nil {
+	if _, err := s.write(ctx, s.Pipelines, jobsKey+id, text); err != nil {
 		return fmt.Errorf("keep the jobs of the pipeline %s: %w", id, err)
 	}
 	return nil

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stepmux/stepmux/instance"
@@ -106,6 +105,12 @@ func recordOf(id string, text []byte, revision uint64) (*Record, error) {
 // within this time all builds are found that had ended and whose requests are still in the queue.
 const recordMark = 10 * time.Minute
 
+// marks returns how long the mark of a key stays that has expired. The server lets no key of the bucket expire earlier.
+func (s *Store) marks() time.Duration { return max(min(recordMark, s.cfg.Keep), leastMark) }
+
+// leastMark is for managers that keep builds for a few seconds.
+const leastMark = 5 * time.Second
+
 // RecordOrMark returns the record of the build of a request, as Record does. over is set if there is none any more,
 // because the build has ended and its record has expired.
 func (s *Store) RecordOrMark(ctx context.Context, id string) (rec *Record, over bool, err error) {
@@ -127,37 +132,19 @@ var ErrTaken = errors.New("another process changed the build's record first")
 
 // Put changes a record by compare-and-set: r has the revision of the previous record, and then gets its own.
 func (s *Store) Put(ctx context.Context, r *Record) error {
-	// As KeyValue.Update does, which knows no age.
-	msg := nats.NewMsg("$KV." + buildsBucket + "." + r.ID)
-	msg.Data = natscall.Encode(r)
 	options := []jetstream.PublishOpt{jetstream.WithExpectLastSequencePerSubject(r.revision)}
 	if r.Phase == PhaseEnded && r.Pipeline == "" { // the others are kept as long as their pipeline
 		options = append(options, jetstream.WithMsgTTL(s.cfg.Keep))
 	}
-	ack, err := s.js.PublishMsg(ctx, msg, options...)
+	revision, err := s.write(ctx, s.Builds, r.ID, natscall.Encode(r), options...)
 	if natscall.Changed(err) {
 		return ErrTaken
 	}
 	if err != nil {
 		return fmt.Errorf("keep the build %s: %w", r.ID, err)
 	}
-	r.revision = ack.Sequence
+	r.revision = revision
 	return nil
-}
-
-// Purge removes a key of a bucket, and returns the revision of the mark that stays.
-func (s *Store) Purge(
-	ctx context.Context, bucket jetstream.KeyValue, key string, options ...jetstream.PublishOpt,
-) (uint64, error) {
-	// As KeyValue.Purge does, which does not tell the revision.
-	msg := nats.NewMsg("$KV." + bucket.Bucket() + "." + key)
-	msg.Header.Set("KV-Operation", "PURGE")
-	msg.Header.Set(jetstream.MsgRollup, jetstream.MsgRollupSubject)
-	ack, err := s.js.PublishMsg(ctx, msg, options...)
-	if err != nil {
-		return 0, err
-	}
-	return ack.Sequence, nil
 }
 
 // Refuse ends a build that this manager does not run: its result is kept, and its request leaves the queue.

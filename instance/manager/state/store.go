@@ -152,7 +152,7 @@ func (s *Store) openStreams(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("open the logs: %w", err)
 	}
-	if s.Builds, err = s.Bucket(ctx, buildsBucket, 0, recordMark); err != nil { // for the age of builds that have ended
+	if s.Builds, err = s.Bucket(ctx, buildsBucket, 0, s.marks()); err != nil { // for the age of builds that have ended
 		return fmt.Errorf("open the builds: %w", err)
 	}
 	if s.Fleet, err = s.Bucket(ctx, fleetBucket, 0, 0); err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -13,7 +12,7 @@ import (
 
 // KeepText keeps a text of a door under a key, sealed. When it returns nil, the text is on disk.
 func (s *Store) KeepText(ctx context.Context, key string, text []byte) error {
-	if _, err := s.Pipelines.Put(ctx, textKey+key, s.key.Seal(textKey+key, text)); err != nil {
+	if _, err := s.write(ctx, s.Pipelines, textKey+key, s.key.Seal(textKey+key, text)); err != nil {
 		return fmt.Errorf("keep %s: %w", key, err)
 	}
 	return nil
@@ -21,10 +20,6 @@ func (s *Store) KeepText(ctx context.Context, key string, text []byte) error {
 
 // textKey begins the keys of texts of doors in the bucket of the pipelines.
 const textKey = "door."
-
-// purgedKeep is how long the mark of a text that was removed stays in the bucket. After that, a text may be there again
-// when the server has to read its files after a crash.
-const purgedKeep = 24 * time.Hour
 
 // KeptTexts returns the texts whose keys are a key, or begin with it and a dot.
 func (s *Store) KeptTexts(ctx context.Context, key string) (map[string][]byte, error) {
@@ -47,7 +42,7 @@ func (s *Store) KeptTexts(ctx context.Context, key string) (map[string][]byte, e
 
 // ForgetText removes a text.
 func (s *Store) ForgetText(ctx context.Context, key string) error {
-	if err := s.Pipelines.Purge(ctx, textKey+key, jetstream.PurgeTTL(purgedKeep)); err != nil {
+	if err := s.Pipelines.Purge(ctx, textKey+key, jetstream.PurgeTTL(recordMark)); err != nil {
 		return fmt.Errorf("forget %s: %w", key, err)
 	}
 	return nil
