@@ -17,9 +17,10 @@ import (
 )
 
 const (
-	// logPause is the least time between two calls with rows while a job runs, but for the first. statePause is that
-	// between two calls with its state, whose answers tell of a cancel.
-	logPause, statePause = 3 * time.Second, 4 * time.Second
+	// firstLogPause is the least time between the first two calls with rows of a job that runs. It doubles with each call,
+	// up to lastLogPause: each call is a write to the server's database. statePause is the time between two calls with its
+	// state, whose answers tell of a cancel.
+	firstLogPause, lastLogPause, statePause = 3 * time.Second, 15 * time.Second, 4800 * time.Millisecond
 	// maxRows and maxRowBytes bound the rows of a call, and twice as many wait for one.
 	maxRows, maxRowBytes = 1000, 1 << 20
 	// maxKey and maxValue bound an output, in bytes: the server drops larger ones without a word.
@@ -79,14 +80,16 @@ func gone(err error) bool {
 func (t *report) run(ctx context.Context, room Room) {
 	req, steps, err := t.record.pipeline(t.d.cfg.Name)
 	t.rows = newRows(t.record.Marks, steps, t.add)
-	t.repeat(ctx, "ask for the log", func() (err error) {
-		t.has, err = t.client.UpdateLog(ctx, t.task.ID, 0, nil, false)
-		t.first = t.has
-		return err
-	})
-	if t.resumed && t.isOver(ctx) { // the server has ended it, or the store has it again after its end and a crash
-		t.giveUp(ctx)
-		return
+	if t.resumed {
+		t.repeat(ctx, "ask for the log", func() (err error) {
+			t.has, err = t.client.UpdateLog(ctx, t.task.ID, 0, nil, false)
+			t.first = t.has
+			return err
+		})
+		if t.isOver(ctx) { // the server has ended it, or the store has it again after its end and a crash
+			t.giveUp(ctx)
+			return
+		}
 	}
 	var id string
 	if err == nil && ctx.Err() == nil {
@@ -233,13 +236,16 @@ func (t *report) isDone() bool {
 
 // follow reports the pipeline while it runs. It returns false if nothing is to be reported any more.
 func (t *report) follow(ctx context.Context) bool {
-	var sent, told time.Time
-	canceled := false
+	var sent time.Time
+	told, logPause, canceled := time.Now(), firstLogPause, false
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for !t.isDone() {
 		now := time.Now()
 		if waits, full := t.waiting(); waits && (full || now.Sub(sent) >= logPause) {
+			if !sent.IsZero() && !full {
+				logPause = min(2*logPause, lastLogPause)
+			}
 			sent = now
 			if !t.repeat(ctx, "send a log", func() error { return t.send(ctx, false) }) {
 				return t.giveUp(ctx)
@@ -257,10 +263,11 @@ func (t *report) follow(ctx context.Context) bool {
 				canceled = t.cancel(ctx)
 			}
 		}
-		timer.Reset(min(logPause-time.Since(sent), statePause-time.Since(told), statePause))
-		if waits, _ := t.waiting(); !waits {
-			timer.Reset(max(statePause-time.Since(told), 0))
+		next := statePause - time.Since(told)
+		if waits, _ := t.waiting(); waits {
+			next = min(next, logPause-time.Since(sent))
 		}
+		timer.Reset(max(next, 0))
 		select {
 		case <-t.changed:
 		case <-timer.C:
