@@ -280,6 +280,19 @@ j:
 	require.Equal(t, "[]\n${{ me }}\n- script: echo injected j\n", tr.stdout.String())
 }
 
+// A script of a .gitlab-ci.yml had the content of a file variable in place of its path.
+func TestAFileVariableIsAPathInTheScriptsOfAJob(t *testing.T) {
+	t.Parallel()
+	tr := newTrial(t)
+	tr.finish(tr.read(Source{Name: ".gitlab-ci.yml", Text: []byte(`
+build:
+  variables: {SAME: $KEY}
+  script: ['cat "$KEY"; echo; echo "$SAME"']
+`), Format: GitLabCI, Vars: []engine.Variable{{Key: "KEY", Value: "the text", File: true, Masked: true}}}))
+	require.Contains(t, tr.stdout.String(), "\n[MASKED]\n")
+	require.NotContains(t, tr.stdout.String(), "the text")
+}
+
 func TestErrorOfAnExpressionNamesTheFileAndTheLine(t *testing.T) {
 	tr := newTrial(t)
 	report := tr.finish(tr.steps("- name: a\n  script: |\n    echo one\n    echo ${{ vars.NOPE }}\n"))

@@ -331,21 +331,24 @@ func readGitLabCI(src Source, builds func(f *gitlabci.File, name string) ([]stri
 
 // fromGitLabCI returns a compiled job of src, a .gitlab-ci.yml.
 func fromGitLabCI(src Source, job *gitlabci.Job) (*Job, error) {
-	masked := map[string]bool{}
+	flags := map[string]engine.Variable{}
 	for _, v := range src.Vars {
-		masked[v.Key] = v.Masked
+		flags[v.Key] = v
 	}
 	given := Given{Notices: job.Notices, Warnings: Problems(job.Warnings), Container: job.Container}
 	given.Config = engine.Config{Definition: job.Definition, Places: job.Places, MayFail: job.MayFail}
 	j := NewJob(given)
 	j.name = job.Name
 	for _, v := range job.Variables {
-		j.Vars = append(j.Vars, engine.Variable{Key: v.Name, Value: v.Value, Masked: masked[v.Name]})
+		given := flags[v.Name]
+		j.Vars = append(j.Vars, engine.Variable{Key: v.Name, Value: v.Value, Masked: given.Masked, File: given.File})
 	}
 	if job.Script {
 		j.Env = map[string]string{}
 		for _, v := range job.Variables {
-			j.Env[v.Name] = v.Value
+			if !flags[v.Name].File { // the script has the path, as one of the variables
+				j.Env[v.Name] = v.Value
+			}
 		}
 		if err := lang.CheckEnv("variables", j.Env); err != nil {
 			return nil, fmt.Errorf("%s: %w", src.Name, err)
