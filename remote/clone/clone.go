@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,6 +23,9 @@ type Config struct {
 	URL string
 	// Revision is a commit, a branch, a tag or a full ref. If empty, HEAD.
 	Revision string
+	// Refspecs are references that are fetched, too, as git writes them: +refs/heads/*:refs/remotes/origin/*. Names there
+	// of an earlier clone that the repository does not have any more go.
+	Refspecs []string
 	// Dir is the directory, which is made if it is missing. If it has an earlier clone, its history is used again.
 	// Required.
 	Dir string
@@ -61,6 +65,11 @@ func (cfg *Config) check() error {
 	case strings.HasPrefix(cfg.Revision, "-") || strings.ContainsFunc(cfg.Revision, isControl) ||
 		strings.ContainsAny(cfg.Revision, ":+^~*?[\\ "):
 		return errors.New("the revision is not valid; write a commit, a branch or a tag")
+	case len(cfg.Refspecs) > maxRefspecs || slices.ContainsFunc(cfg.Refspecs, func(r string) bool {
+		return !refspec.MatchString(r) || strings.Contains(r, "..")
+	}):
+		return fmt.Errorf("the refspecs are not valid; write at most %d, each as +refs/heads/*:refs/remotes/origin/*",
+			maxRefspecs)
 	case cfg.Depth < 0:
 		return errors.New("the depth is negative; use 0 for the whole history")
 	case !slices.Contains([]Submodules{"", None, Normal, Recursive}, cfg.Submodules):
@@ -68,6 +77,12 @@ func (cfg *Config) check() error {
 	}
 	return nil
 }
+
+// refspec is a reference, or a commit, and where it goes.
+var refspec = regexp.MustCompile(`^\+?[A-Za-z0-9_][A-Za-z0-9_./@*#+-]*(:refs/[A-Za-z0-9_./@*#+-]+)?$`)
+
+// maxRefspecs bounds the references that are named.
+const maxRefspecs = 100
 
 func isControl(c rune) bool { return c < ' ' || c == 0x7f }
 
@@ -202,7 +217,11 @@ func (g *git) fetch(ctx context.Context) error {
 	if revision == "" {
 		revision = "HEAD"
 	}
-	return g.run(ctx, append(args, "--", "origin", revision)...)
+	if len(g.cfg.Refspecs) > 0 {
+		args = append(args, "--prune")
+	}
+	args = append(args, "--", "origin", revision) // FETCH_HEAD is the first
+	return g.run(ctx, append(args, g.cfg.Refspecs...)...)
 }
 
 // index rebuilds the index of an earlier clone from the content of its files: an index of the earlier build can say of

@@ -109,6 +109,34 @@ func TestCommitsBranchesAndTagsAreCheckedOut(t *testing.T) {
 	tr.has("a", "2")
 }
 
+// The commit is the one that was asked for, whatever the references are. One that has gone at the server goes here.
+func TestReferencesAreFetchedWithTheCommit(t *testing.T) {
+	tr := newTrial(t)
+	first := tr.repo.Commit("main", fetchtest.Texts(map[string]string{"a": "1"}))
+	second := tr.repo.Commit("main", fetchtest.Texts(map[string]string{"a": "2"}))
+	tr.repo.Commit("other", fetchtest.Texts(map[string]string{"a": "3"}))
+	tr.repo.Git("tag", "v1", first)
+	names := func() string {
+		cmd := exec.Command("git", "for-each-ref", "--format=%(refname)")
+		cmd.Dir = tr.cfg.Dir
+		out, err := cmd.Output()
+		require.NoError(t, err)
+		return string(out)
+	}
+	with := func(c *Config) {
+		c.Revision, c.Refspecs = first, []string{"+refs/heads/*:refs/remotes/origin/*", "+refs/tags/*:refs/tags/*"}
+	}
+	require.Equal(t, first, tr.clone(with))
+	require.Equal(t, "refs/remotes/origin/main\nrefs/remotes/origin/other\nrefs/tags/v1\n", names())
+	tr.repo.Git("branch", "-D", "other")
+	require.Equal(t, second, tr.clone(with, func(c *Config) { c.Revision, c.Depth = second, 1 }))
+	require.Equal(t, "refs/remotes/origin/main\nrefs/tags/v1\n", names())
+	for _, wrong := range []string{"--upload-pack=x", "a b", "+refs/heads/x:config", "../x", "x:refs/../config", ""} {
+		_, err := tr.try(func(c *Config) { c.Refspecs = []string{wrong} })
+		require.ErrorContains(t, err, "the refspecs are not valid", "%s", wrong)
+	}
+}
+
 // Git cannot keep both names: "cannot lock ref 'refs/remotes/origin/topic/x': 'refs/remotes/origin/topic' exists".
 func TestBranchThatIsBelowAnEarlierBranchIsCheckedOut(t *testing.T) {
 	tr := newTrial(t)

@@ -27,6 +27,7 @@ func cloneRepository(fl *pflag.FlagSet) commands.Runner {
 	cfg := clone.Config{Output: os.Stderr}
 	fl.StringVar(&cfg.URL, "url", "", "the repository, by HTTPS or HTTP (required)")
 	fl.StringVar(&cfg.Revision, "revision", "HEAD", "a commit, a branch or a tag")
+	fl.StringArrayVar(&cfg.Refspecs, "refspec", nil, "references to fetch, too, as git writes them")
 	fl.StringVar(&cfg.Dir, "dir", ".", "directory of the files")
 	fl.IntVar(&cfg.Depth, "depth", 0, "commits of the history to fetch; 0 for all")
 	fl.BoolVar(&cfg.Clean, "clean", true, "remove files of an earlier clone's directory that are not in the repository")

@@ -155,6 +155,7 @@ func (c *helperCall) clone() (password string) {
 	}
 	c.option("--url", u.String())
 	c.option("--revision", revision)
+	c.list("--refspec", "refspecs")
 	c.option("--depth", c.text("depth"))
 	c.option("--dir", dir)
 	c.option("--clean", strconv.FormatBool(c.g.inputs["clean"].Truthy()))
