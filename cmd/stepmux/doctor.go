@@ -112,7 +112,7 @@ func (f *doctorFlags) run(cmd *cobra.Command, _ []string) error {
 		if u, err := user.Current(); err == nil {
 			name = u.Username
 		}
-		return f.show(ctx, cmd, doctor.ExamineDaemon(ctx, *daemon, name))
+		return showReports(ctx, cmd, f.output, doctor.ExamineDaemon(ctx, *daemon, name))
 	}
 	var telling sync.Mutex
 	tell := func(text string) {
@@ -130,7 +130,7 @@ func (f *doctorFlags) run(cmd *cobra.Command, _ []string) error {
 	if err != nil {
 		return err
 	}
-	return f.show(ctx, cmd, reports...)
+	return showReports(ctx, cmd, f.output, reports...)
 }
 
 // connectPause is the time between two attempts to connect to a VM that refuses.
@@ -164,17 +164,17 @@ func (f *doctorFlags) examineCluster(cmd *cobra.Command) error {
 	defer cluster.Close()
 	ctx, stop := endsignal.Until(cmd.Context())
 	defer stop()
-	return f.show(ctx, cmd, doctor.ExamineCluster(ctx, cluster))
+	return showReports(ctx, cmd, f.output, doctor.ExamineCluster(ctx, cluster))
 }
 
-// show shows the reports, and returns the exit code as an error.
-func (f *doctorFlags) show(ctx context.Context, cmd *cobra.Command, reports ...doctor.Report) (err error) {
+// showReports shows reports as --output says, and returns the exit code as an error.
+func showReports(ctx context.Context, cmd *cobra.Command, output string, reports ...doctor.Report) (err error) {
 	code := 0
 	for _, r := range reports {
 		if !r.Usable {
 			code = 1
 		}
-		if f.output == "json" {
+		if output == "json" {
 			err = writeJSON(cmd.OutOrStdout(), r)
 		} else {
 			err = r.WriteText(cmd.OutOrStdout())

@@ -163,7 +163,7 @@ Start with:  stepmux run examples/hello.yml
 			newArtifactsCommand(), newBuildsCommand(), newPipelinesCommand(), newPlayCommand(), newRetryCommand(),
 		}},
 		{"Look after VMs", []*cobra.Command{
-			newPsCommand(), newDrainCommand(), newUndrainCommand(), newDoctorCommand(), newCacheCommand(),
+			newPsCommand(), newDrainCommand(), newUndrainCommand(), newDoctorCommand(), newCacheCommand(), newGiteaCommand(),
 		}},
 		{"Run a job on this machine", []*cobra.Command{
 			newLocalCommand(), newCICommand(), newReplayCommand(), newTraceCommand(), newValidateCommand(), newActionsCommand(),

@@ -124,7 +124,11 @@ Exit codes:
   3        the state cannot be written, or another failure of the system`
 
 func newManagerCommand() *cobra.Command {
-	var f managerFlags
+	return new(managerFlags).command()
+}
+
+// command returns the command of these flags.
+func (f *managerFlags) command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "manager --state DIR [flags]",
 		Short: "Run builds from a queue on VMs, as a service that survives restarts",

@@ -50,6 +50,14 @@ type Report struct {
 	Usable   bool      `json:"usable"` // no finding is a Fail
 	Seconds  float64   `json:"seconds"`
 	Findings []Finding `json:"findings"`
+
+	of string // that which the instance is for, if not builds
+}
+
+// Add adds a finding of another examination.
+func (r *Report) Add(f Finding) {
+	r.add(f)
+	r.finish(time.Duration(r.Seconds * float64(time.Second)))
 }
 
 func (r *Report) add(f Finding) { r.Findings = append(r.Findings, f) }
@@ -70,12 +78,21 @@ func (r *Report) finish(took time.Duration) {
 // WriteText writes the report as lines for people. Untrusted text is made safe for a terminal.
 func (r *Report) WriteText(w io.Writer) error {
 	verdict := "builds can run here"
-	if !r.Usable {
+	switch {
+	case r.of == "jobs" && r.Usable:
+		verdict = "its jobs can be taken"
+	case r.of == "jobs":
+		verdict = "its jobs cannot be taken"
+	case !r.Usable:
 		verdict = "builds would fail here"
 	}
 	var b strings.Builder
 	line := func(format string, args ...any) { b.WriteString(termtext.Line(fmt.Sprintf(format, args...)) + "\n") }
-	line("%s (%s@%s): %s", r.Instance, r.User, r.Addr, verdict)
+	at := r.User + "@" + r.Addr
+	if r.of == "jobs" {
+		at = r.Addr
+	}
+	line("%s (%s): %s", r.Instance, at, verdict)
 	for _, f := range r.Findings {
 		line("  %-4s  %-12s  %s", f.Status, f.Check, f.Detail)
 		if f.Change != "" {

@@ -123,7 +123,7 @@ var allowed = map[string][]string{
 	"instance/doctor": {
 		"internal/plural",
 		"remote/api/vmconfig",
-		"instance", "connector", "connector/place/**", "connector/program", "mux", "mux/login",
+		"instance", "instance/manager/giteadoor", "connector", "connector/place/**", "connector/program", "mux", "mux/login",
 		"internal/termtext", "internal/lazyregexp", "internal/wire",
 	},
 	"instance/metrics": {"instance", "instance/batch", "instance/control", "mux", "pool", "internal/boundedhttp"},

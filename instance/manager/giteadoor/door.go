@@ -34,6 +34,8 @@ type Config struct {
 	URL string
 	// Token returns the registration token. It is asked for if the server does not know this runner. Required.
 	Token func() (string, error)
+	// TokenFile and SecretFile are the files of Token and Secret, for messages.
+	TokenFile, SecretFile string
 	// Runner is the name of the runner on the server. Required.
 	Runner string
 	// Labels are those that the runner declares: a job runs here if they have all words of its runs-on. If empty,
@@ -73,12 +75,15 @@ var DefaultLabels = []string{"ubuntu-latest", "self-hosted", "linux"}
 func (cfg *Config) Party() string { return "gitea." + cfg.Name }
 
 // labels returns the labels to declare.
-func (d *Door) labels() []string {
-	if len(d.cfg.Labels) > 0 {
-		return d.cfg.Labels
+func (d *Door) labels() []string { return d.cfg.Declared(d.host.Labels()) }
+
+// Declared returns the labels that the runner declares if the VMs have these labels.
+func (cfg *Config) Declared(vms []map[string]string) []string {
+	if len(cfg.Labels) > 0 {
+		return cfg.Labels
 	}
 	all := slices.Clone(DefaultLabels)
-	for _, vm := range d.host.Labels() {
+	for _, vm := range vms {
 		for name, value := range vm {
 			if all = append(all, name+"="+value); value == "true" {
 				all = append(all, name)

@@ -79,6 +79,7 @@ func readServer(r *yamltree.Reader, n *yaml.Node) (server Config) {
 	if server.Runner == "" {
 		server.Runner, _ = os.Hostname()
 	}
+	server.TokenFile, server.SecretFile = file, secret
 	server.Token = func() (string, error) { return readToken(file, "the registration token of the server") }
 	if secret != "" {
 		server.Secret = func() (string, error) { return readToken(secret, "the secret of the webhook") }

@@ -165,6 +165,11 @@ func (f *Fake) Refuse(refuse func(method string) (status int, code, message stri
 
 // ServeHTTP implements http.Handler.
 func (f *Fake) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	if req.URL.Path == "/api/v1/version" {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"version": "1.26.0"}`)
+		return
+	}
 	body, err := io.ReadAll(req.Body)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)

@@ -77,6 +77,19 @@ func (g *Gitea) click(path, kind, body string) []byte {
 	return text
 }
 
+// Runners returns the names of all runners that the server knows.
+func (g *Gitea) Runners() (all []string) {
+	g.t.Helper()
+	var out struct {
+		Runners []struct{ Name string }
+	}
+	g.call(http.MethodGet, "/admin/actions/runners?limit=50", nil, &out)
+	for _, r := range out.Runners {
+		all = append(all, r.Name)
+	}
+	return all
+}
+
 // Repo is a repository on a [Gitea].
 type Repo struct {
 	g    *Gitea

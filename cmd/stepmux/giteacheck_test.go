@@ -1,0 +1,58 @@
+//go:build gitea
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/instance/doctor"
+	"github.com/stepmux/stepmux/internal/testing/giteatest"
+	"github.com/stepmux/stepmux/internal/testing/runnertest"
+)
+
+func TestCheckOfARealGitea(t *testing.T) {
+	g, off := giteatest.Real(t), giteatest.Real(t, "ENABLED = false") // the last section is that of actions
+	dir := t.TempDir()
+	inventory, _ := newInventory(t, dir, 2)
+	token := filepath.Join(dir, "token")
+	require.NoError(t, os.WriteFile(token, []byte(g.RegistrationToken), 0o600))
+	file := filepath.Join(dir, "manager.yml")
+	require.NoError(t, os.WriteFile(file, fmt.Appendf(nil, "state: %s\ninventory: %s\ngitea:\n"+
+		"- {name: one, url: %q, token-file: %s}\n- {name: off, url: %q, token-file: %s}\n",
+		filepath.Join(dir, "state"), inventory, g.URL, token, off.URL, token), 0o600))
+
+	check := func(args ...string) (text string, code int) {
+		cmd := exec.Command(runnertest.Manager(t), append([]string{"gitea", "check", "--config", file}, args...)...)
+		var out bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &out
+		_ = cmd.Run() // the code tells it
+		return out.String(), cmd.ProcessState.ExitCode()
+	}
+	text, code := check("one")
+	t.Log(text)
+	require.Equal(t, 0, code)
+	require.Contains(t, text, "1.26.0")
+	require.Regexp(t, `ok +VMs +\S+ reaches 127\.0\.0\.1:`, text)
+	require.Empty(t, g.Runners())
+	require.NoDirExists(t, filepath.Join(dir, "state"))
+
+	text, code = check("--output", "json")
+	t.Log(text)
+	require.Equal(t, 1, code)
+	d := json.NewDecoder(bytes.NewReader([]byte(text)))
+	for _, usable := range []bool{true, false} {
+		var r doctor.Report
+		require.NoError(t, d.Decode(&r))
+		require.Equal(t, usable, r.Usable, "%+v", r)
+	}
+	_, code = check("other")
+	require.Equal(t, 2, code)
+}
