@@ -52,7 +52,7 @@ func (f *doorFlags) register(fl *pflag.FlagSet) {
 		&f.gitea,
 		"gitea",
 		"take jobs from Gitea and Forgejo servers: a mapping with the keys url, token-file, labels, "+
-			"name, runner, limit, share and webhook-secret-file for each, see docs/gitea.md (default off)",
+			"name, runner, limit, share, ephemeral and webhook-secret-file for each, see docs/gitea.md (default off)",
 	)
 	grouped(fl, doorGroup)
 }

@@ -59,7 +59,8 @@ func TestFilesAndLabelsOfAServerThatDoNotFit(t *testing.T) {
 	cfg.Labels = []string{"ubuntu-22.04", "gpu", "big"}
 	cfg.Secret = func() (string, error) { return "", os.ErrPermission }
 	r := doctor.ExamineGitea(t.Context(), cfg, []map[string]string{{"gpu": "true"}})
-	require.Equal(t, "url ok, answer ok, version ok, actions ok, clock ok, token fail, labels warn, webhook fail", statuses(r))
+	require.Equal(t, "url ok, answer ok, version ok, actions ok, clock ok, token fail, labels warn, webhook fail",
+		statuses(r))
 	require.Equal(t, "no VM has big", r.Findings[6].Detail)
 	cfg = serverConfig(t, fake.URL+"/", "word")
 	require.NoError(t, os.Chmod(cfg.TokenFile, 0o644))
@@ -103,11 +104,17 @@ func TestServersThatDoNotFit(t *testing.T) {
 			"url ok, answer fail, version skip, actions skip, clock skip", "wants TLS", "write https://"},
 		{strings.Replace(gone.URL, "http://127.0.0.1", "https://nowhere.invalid", 1),
 			"url ok, answer fail, version skip, actions skip, clock skip", "nowhere.invalid", "name servers"},
-		{answer(301, "").URL, "url ok, answer fail, version skip, actions skip, clock skip", "other.example.com", "write the URL"},
+		{
+			answer(301, "").URL, "url ok, answer fail, version skip, actions skip, clock skip", "other.example.com",
+			"write the URL",
+		},
 		{answer(200, "<html>\x1b]0;x").URL, "url ok, answer warn, version skip, actions fail, clock ok", "html", "proxies"},
 		{old.URL, "url ok, answer ok, version fail, actions fail, clock warn", "1.18.5 has no runners", "use Gitea"},
 		{old.URL + "/api/v1", "url fail, answer skip, version skip, actions skip, clock skip", "API", "without /api"},
-		{"http://ann:secret@gitea.invalid/", "url fail, answer skip, version skip, actions skip, clock skip", "more than", "remove"},
+		{
+			"http://ann:secret@gitea.invalid/", "url fail, answer skip, version skip, actions skip, clock skip", "more than",
+			"remove",
+		},
 	} {
 		r := doctor.ExamineGitea(t.Context(), serverConfig(t, c.url, "word"), nil)
 		require.Equal(t, c.statuses+", token ok, labels skip", statuses(r), "%s: %+v", c.url, r.Findings)

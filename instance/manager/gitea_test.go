@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -439,4 +440,51 @@ func TestAWebhookBringsAJobAtOnce(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, hook("other", "00"))
 	require.Equal(t, http.StatusNoContent, hook("test", giteatest.Sign("key", `{"action":"queued"}`)))
 	require.Equal(t, "RESULT_SUCCESS", d.ended(id).Result)
+}
+
+// With ephemeral each task has a runner of its own. An idle door does not register again, and its runner is that of the
+// next door.
+func TestEachTaskHasAnEphemeralRunner(t *testing.T) {
+	t.Parallel()
+	server := giteatest.NewFake(t)
+	f := withPipelines(newFleet(t))
+	ephemeral := func(c *giteadoor.Config) { c.Ephemeral = true }
+	d := serveGitea(t, f, server, ephemeral)
+	runners := map[string]bool{}
+	for range 3 {
+		got := d.ended(server.Add(taskOf("    steps: [{run: echo here}]\n")))
+		require.Equal(t, "RESULT_SUCCESS", got.Result)
+		require.Contains(t, got.Rows, "here")
+		runners[got.Runner] = true
+	}
+	require.Len(t, runners, 3)
+	asked := server.Calls("FetchTask")
+	require.Eventually(t, func() bool { return server.Calls("FetchTask") > asked+2 }, sshtest.Bound, time.Millisecond)
+	require.Equal(t, 4, server.Calls("Register"), "the last one waits for a task")
+	require.Equal(t, 1, server.Runners())
+	d.close()
+	require.NoError(t, d.m.Shutdown(t.Context()))
+	next := serveGitea(t, f, server, ephemeral)
+	require.Equal(t, "RESULT_SUCCESS", next.ended(server.Add(taskOf("    steps: [{run: echo here}]\n"))).Result)
+	next.close()
+	require.LessOrEqual(t, server.Calls("Register"), 5, "the next door has used the one that was left")
+	require.LessOrEqual(t, server.Runners(), 1)
+}
+
+// An answer that is lost may have had a task: the server gives the runner no other one, so the door takes a new runner.
+func TestAnEphemeralRunnerWhoseAnswerIsLostIsReplaced(t *testing.T) {
+	t.Parallel()
+	server := giteatest.NewFake(t)
+	var lost atomic.Bool
+	proxy := giteatest.NewProxy(t, server.URL)
+	proxy.Intercept(func(c giteatest.Call, answered bool) bool {
+		return c.Method == "FetchTask" && answered && strings.Contains(string(c.Response), `"task":`) &&
+			lost.CompareAndSwap(false, true)
+	})
+	d := serveGitea(t, withPipelines(newFleet(t)), server, func(c *giteadoor.Config) {
+		c.Ephemeral, c.URL = true, proxy.URL
+	})
+	server.Add(taskOf("    steps: [{run: echo lost}]\n"))
+	require.Eventually(t, lost.Load, sshtest.Bound, time.Millisecond)
+	require.Equal(t, "RESULT_SUCCESS", d.ended(server.Add(taskOf("    steps: [{run: echo here}]\n"))).Result)
 }

@@ -176,11 +176,20 @@ type Registration struct {
 	UUID  string `json:"uuid"`
 	Token string `json:"token"`
 	Name  string `json:"name"`
+	// Ephemeral says that the server forgets the runner after its first task. Asked says that it was asked to do so.
+	Ephemeral bool `json:"ephemeral,omitempty"`
+	Asked     bool `json:"asked,omitempty"`
 }
 
-// Register makes a runner known to the server by a registration token, with labels.
-func (c *Client) Register(ctx context.Context, name, token, version string, labels []string) (Registration, error) {
+// Register makes a runner known to the server by a registration token, with labels. A server that has no ephemeral
+// runners ignores that.
+func (c *Client) Register(
+	ctx context.Context, name, token, version string, labels []string, ephemeral bool,
+) (Registration, error) {
 	in := map[string]any{"name": name, "token": token, "version": version, "labels": labels}
+	if ephemeral {
+		in["ephemeral"] = true
+	}
 	var out struct{ Runner Registration }
 	if err := c.call(ctx, callTimeout, service+"Register", in, &out); err != nil {
 		return Registration{}, err
@@ -188,6 +197,7 @@ func (c *Client) Register(ctx context.Context, name, token, version string, labe
 	if out.Runner.UUID == "" || out.Runner.Token == "" {
 		return Registration{}, errors.New("register: the server answers without a runner")
 	}
+	out.Runner.Asked = ephemeral
 	return out.Runner, nil
 }
 

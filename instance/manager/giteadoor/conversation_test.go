@@ -36,9 +36,9 @@ func converse(t *testing.T, s spoken) []giteatest.Call {
 	defer c.Close()
 	ctx, labels := t.Context(), []string{"ubuntu-latest", "linux"}
 	require.NoError(t, c.Ping(ctx))
-	_, err := c.Register(ctx, "runner", "a wrong token", "1.0", labels)
+	_, err := c.Register(ctx, "runner", "a wrong token", "1.0", labels, false)
 	require.Error(t, err)
-	runner, err := c.Register(ctx, "runner", s.token, "1.0", labels)
+	runner, err := c.Register(ctx, "runner", s.token, "1.0", labels, false)
 	require.NoError(t, err)
 	_, _, err = c.As(Registration{UUID: runner.UUID, Token: "a wrong token"}).Fetch(ctx, 0)
 	require.True(t, isCode(err, codeUnauthenticated), err)
@@ -84,7 +84,7 @@ func converse(t *testing.T, s spoken) []giteatest.Call {
 	_, err = c.UpdateTask(ctx, &State{ID: task + 1000, Result: resultNone}, nil)
 	require.True(t, gone(err), err)
 
-	other, err := NewClient(proxy.URL).Register(ctx, "other", s.token, "1.0", []string{"gpu"})
+	other, err := NewClient(proxy.URL).Register(ctx, "other", s.token, "1.0", []string{"gpu"}, false)
 	require.NoError(t, err)
 	s.add()
 	_, _, err = c.As(other).Fetch(ctx, 0) // none of its labels

@@ -4,7 +4,9 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"net"
 	"regexp"
 	"slices"
 	"strconv"
@@ -41,6 +43,8 @@ type Config struct {
 	// Labels are those that the runner declares: a job runs here if they have all words of its runs-on. If empty,
 	// DefaultLabels and those of the VMs.
 	Labels []string
+	// Ephemeral says that each task gets a runner of its own, which the server forgets with the task.
+	Ephemeral bool
 	// Limit bounds the tasks that run at once. If zero, only the slots do.
 	Limit int
 	// Secret returns the secret of the webhooks. If nil, they are refused.
@@ -167,16 +171,48 @@ func (d *Door) Serve(ctx context.Context) {
 	defer d.client.Close()
 	defer d.tasks.Wait()
 	d.repeat(ctx, "go on with its tasks", func() error { return d.resume(ctx) })
-	var runner Registration
 	for ctx.Err() == nil {
-		d.repeat(ctx, "register", func() (err error) {
-			runner, err = d.register(ctx)
-			return err
-		})
+		runner, room := d.enter(ctx)
 		if ctx.Err() == nil {
 			d.works()
-			d.take(ctx, runner)
+			if left := d.take(ctx, runner, room); left.Ephemeral {
+				d.leave(ctx, left)
+			}
+		} else if room != nil {
+			room.Release()
 		}
+	}
+}
+
+// enter returns a runner that the server knows. An ephemeral one is made only when there is a slot for its task, which
+// enter returns: no slot is held while the server does not answer.
+func (d *Door) enter(ctx context.Context) (runner Registration, room Room) {
+	d.repeat(ctx, "register", func() (err error) {
+		if d.cfg.Ephemeral && d.awaitLimit(ctx) {
+			if room, err = d.host.Reserve(ctx); err != nil {
+				return err
+			}
+		}
+		if runner, err = d.register(ctx); err != nil && room != nil {
+			room.Release()
+			room = nil
+		}
+		return err
+	})
+	return runner, room
+}
+
+// leave keeps an ephemeral runner that has had no task, for the next door. While a door has it, it is not kept: after a
+// kill it may have a task of which nobody knows, and the server would give it no other.
+func (d *Door) leave(ctx context.Context, runner Registration) {
+	keeping, stop := beyond(ctx)
+	defer stop()
+	text, err := json.Marshal(runner)
+	if err == nil {
+		err = d.host.Keep(keeping, d.key(kindRunner), text)
+	}
+	if err != nil {
+		d.host.Logger.Warn("an ephemeral runner without a task stays at the server", "runner", runner.Name, "error", err)
 	}
 }
 
@@ -234,8 +270,17 @@ func (d *Door) register(ctx context.Context) (runner Registration, err error) {
 		return runner, err
 	}
 	d.declared = d.labels()
-	if text := kept[d.key(kindRunner)]; text != nil && json.Unmarshal(text, &runner) == nil {
+	text := kept[d.key(kindRunner)]
+	switch {
+	case text == nil || json.Unmarshal(text, &runner) != nil:
+	case d.cfg.Ephemeral && !runner.Asked:
+		d.host.Logger.Warn("the runner from before ephemeral was set stays at the server: delete it there",
+			"runner", runner.Name)
+	default:
 		err := d.client.As(runner).Declare(ctx, d.host.Version, d.declared)
+		if err == nil && runner.Ephemeral {
+			err = d.host.Forget(ctx, d.key(kindRunner))
+		}
 		if err == nil || !isCode(err, codeUnauthenticated, codeNotFound) {
 			return runner, err
 		}
@@ -245,11 +290,18 @@ func (d *Door) register(ctx context.Context) (runner Registration, err error) {
 	if err != nil {
 		return runner, fmt.Errorf("read the registration token: %w", err)
 	}
-	runner, err = d.client.Register(ctx, d.cfg.Runner, token, d.host.Version, d.declared)
+	runner, err = d.client.Register(ctx, d.cfg.Runner, token, d.host.Version, d.declared, d.cfg.Ephemeral)
 	if err != nil {
 		return runner, fmt.Errorf("register at %s: %w", d.cfg.URL, err)
 	}
-	text, err := json.Marshal(runner)
+	if runner.Ephemeral { // it has its labels, and is not kept before the end
+		d.host.Logger.Debug("registered for one task", "runner", runner.Name)
+		return runner, nil
+	}
+	if d.cfg.Ephemeral {
+		d.host.Logger.Warn("the server has no ephemeral runners: this one stays", "runner", runner.Name)
+	}
+	text, err = json.Marshal(runner)
 	if err == nil {
 		err = d.host.Keep(ctx, d.key(kindRunner), text)
 	}
@@ -263,23 +315,18 @@ func (d *Door) register(ctx context.Context) (runner Registration, err error) {
 }
 
 // take takes tasks, each with a slot, until ctx ends, the server does not know the runner any more, or its labels
-// change.
-func (d *Door) take(ctx context.Context, runner Registration) {
+// change. An ephemeral runner takes one. room is a slot for the first task; nil: it waits for one. It returns the runner
+// if it can still get a task.
+func (d *Door) take(ctx context.Context, runner Registration, room Room) (left Registration) {
 	client := d.client.As(runner)
 	var version int64 // 0: the server looks for a task
 	looked := time.Now()
 	for wait := firstBackoff; ctx.Err() == nil; {
-		if !d.awaitLimit(ctx) {
-			return
-		}
 		waited := time.Now()
-		room, err := d.host.Reserve(ctx)
-		if err != nil {
-			if ctx.Err() == nil {
-				d.host.Logger.Warn("there is no slot for tasks", "error", err)
-				_ = pause.For(ctx, lookPause)
+		if room == nil {
+			if room = d.reserve(ctx); room == nil {
+				continue
 			}
-			continue
 		}
 		if time.Since(waited) > hintPause || time.Since(looked) >= lookPause {
 			version = 0
@@ -288,7 +335,7 @@ func (d *Door) take(ctx context.Context, runner Registration) {
 			looked = time.Now()
 			if !slices.Equal(d.labels(), d.declared) { // the inventory has changed
 				room.Release()
-				return
+				return runner
 			}
 		}
 		asking, stop := beyond(ctx) // a task whose answer is given up is lost
@@ -297,9 +344,9 @@ func (d *Door) take(ctx context.Context, runner Registration) {
 		switch {
 		case err != nil:
 			room.Release()
-			version = 0
-			if isCode(err, codeUnauthenticated) {
-				return
+			room, version = nil, 0
+			if isCode(err, codeUnauthenticated) || runner.Ephemeral && mayBeLost(err) {
+				return Registration{}
 			}
 			d.fails(ctx, "ask for a task", err)
 			_ = pause.For(ctx, jittered(wait))
@@ -307,7 +354,7 @@ func (d *Door) take(ctx context.Context, runner Registration) {
 			continue
 		case len(tasks) == 0:
 			room.Release()
-			version = now
+			room, version = nil, now
 			d.rest(ctx, &version)
 		default:
 			version = 0
@@ -315,10 +362,42 @@ func (d *Door) take(ctx context.Context, runner Registration) {
 				d.begin(ctx, &record{Task: task, Runner: runner, Marks: strings.ToLower(rand.Text()[:12])}, room)
 				room = nil
 			}
+			if runner.Ephemeral {
+				return Registration{}
+			}
 		}
 		d.works()
 		wait = firstBackoff
 	}
+	if room != nil {
+		room.Release()
+	}
+	return runner
+}
+
+// mayBeLost reports whether the server may have answered a call that has failed.
+func mayBeLost(err error) bool {
+	if told, ok := errors.AsType[*CallError](err); ok {
+		return told.Code == "unknown" // of a proxy before it
+	}
+	at, ok := errors.AsType[*net.OpError](err)
+	return !ok || at.Op != "dial"
+}
+
+// reserve waits until a task may run, and for a slot. It returns nil at the end, or after a pause if there is none.
+func (d *Door) reserve(ctx context.Context) Room {
+	if !d.awaitLimit(ctx) {
+		return nil
+	}
+	room, err := d.host.Reserve(ctx)
+	if err == nil {
+		return room
+	}
+	if ctx.Err() == nil {
+		d.host.Logger.Warn("there is no slot for tasks", "error", err)
+		_ = pause.For(ctx, lookPause)
+	}
+	return nil
 }
 
 // awaitLimit waits until fewer tasks run than the limit. It returns false at the end.

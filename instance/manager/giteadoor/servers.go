@@ -29,7 +29,8 @@ func (s *Servers) Set(string) error {
 	return errors.New("this is a key of the file of --config: write its keys url and token-file there")
 }
 
-var serverKeys = []string{"url", "token-file", "labels", "name", "runner", "limit", "share", "webhook-secret-file"}
+var serverKeys = []string{"url", "token-file", "labels", "name", "runner", "limit", "share", "ephemeral",
+	"webhook-secret-file"}
 
 // Read implements flagfile.Structured.
 func (s *Servers) Read(r *yamltree.Reader, n *yaml.Node) {
@@ -69,6 +70,8 @@ func readServer(r *yamltree.Reader, n *yaml.Node) (server Config) {
 			server.Runner = r.String(e.Value, e.Key)
 		case "limit":
 			server.Limit = readCount(r, e)
+		case "ephemeral":
+			server.Ephemeral = r.Bool(e.Value, e.Key)
 		case "share":
 			server.Share = readCount(r, e)
 		}
@@ -145,8 +148,8 @@ func (s *Servers) Schema() map[string]any {
 		"type": "object", "additionalProperties": false, "required": []string{"url", "token-file"},
 		"properties": map[string]any{
 			"url": text, "token-file": text, "name": text, "runner": text, "limit": count, "share": count,
-			"webhook-secret-file": text,
-			"labels":              map[string]any{"type": "array", "items": text},
+			"webhook-secret-file": text, "ephemeral": map[string]any{"type": "boolean"},
+			"labels": map[string]any{"type": "array", "items": text},
 		},
 	}
 	return map[string]any{"oneOf": []any{server, map[string]any{"type": "array", "items": server}}}

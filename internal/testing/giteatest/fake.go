@@ -44,13 +44,19 @@ type fakeRunner struct {
 	name   string
 	token  string
 	labels []string
+	// ephemeral says that the runner is gone with its task.
+	ephemeral, used bool
 }
 
 // answer returns the runner as the server tells of it.
 func (r *fakeRunner) answer(uuid, version string) map[string]any {
-	return map[string]any{
+	told := map[string]any{
 		"id": strconv.Itoa(r.id), "uuid": uuid, "name": r.name, "version": version, "labels": r.labels,
 	}
+	if r.ephemeral {
+		told["ephemeral"] = true
+	}
+	return told
 }
 
 // FakeTask is a job on a Fake.
@@ -149,6 +155,13 @@ func (f *Fake) Labels() (all []string) {
 	return all
 }
 
+// Runners returns how many runners the server knows.
+func (f *Fake) Runners() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.runners)
+}
+
 // Calls returns how often a method was called.
 func (f *Fake) Calls(method string) int {
 	f.mu.Lock()
@@ -214,6 +227,7 @@ func fail(w http.ResponseWriter, status int, code, message string) {
 type request struct {
 	Data, Name, Token, Version string
 	Labels                     []string
+	Ephemeral                  bool
 	TasksVersion               int64 `json:",string"`
 	TaskID                     int64 `json:"taskId,string"`
 	Index                      int64 `json:",string"`
@@ -240,7 +254,8 @@ func (f *Fake) answer(method, uuid string, body []byte) (answer any, code, messa
 			return nil, "Unknown", "runner registration token not found"
 		}
 		uuid = fmt.Sprintf("uuid-%d", f.calls["Register"])
-		r := &fakeRunner{id: len(f.runners) + 1, name: in.Name, token: "token-of-" + uuid, labels: in.Labels}
+		r := &fakeRunner{id: len(f.runners) + 1, name: in.Name, token: "token-of-" + uuid, labels: in.Labels,
+			ephemeral: in.Ephemeral}
 		f.runners[uuid] = r
 		answer := r.answer(uuid, in.Version)
 		answer["token"] = r.token
@@ -261,7 +276,7 @@ func (f *Fake) answer(method, uuid string, body []byte) (answer any, code, messa
 
 func (f *Fake) fetch(uuid string, version int64) map[string]any {
 	answer := map[string]any{"tasksVersion": strconv.FormatInt(f.version, 10)}
-	if version == f.version { // it does not look
+	if version == f.version || f.runners[uuid].used { // it does not look
 		return answer
 	}
 	has := f.runners[uuid].labels
@@ -275,6 +290,7 @@ func (f *Fake) fetch(uuid string, version int64) map[string]any {
 	f.waiting = slices.Delete(f.waiting, i, i+1)
 	t.Runner = uuid
 	t.Taken++
+	f.runners[uuid].used = f.runners[uuid].ephemeral
 	task := map[string]any{"id": strconv.FormatInt(t.ID, 10), "workflowPayload": []byte(t.Workflow), "context": t.Context}
 	if len(t.Secrets) > 0 { // it leaves out empty fields
 		task["secrets"] = t.Secrets
@@ -343,6 +359,9 @@ func (f *Fake) updateTask(uuid string, in request) (answer any, code, message st
 		}
 		if final {
 			t.Result = in.State.Result
+			if f.runners[uuid].ephemeral {
+				delete(f.runners, uuid)
+			}
 		}
 	}
 	result := t.Result

@@ -9,7 +9,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -55,4 +57,34 @@ func TestCheckOfARealGitea(t *testing.T) {
 	}
 	_, code = check("other")
 	require.Equal(t, 2, code)
+}
+
+// serveKeys starts a manager for a server, with more keys of its configuration.
+func serveKeys(t *testing.T, g *giteatest.Gitea, vms int, keys string) *giteaRunner {
+	t.Helper()
+	dir := t.TempDir()
+	token := filepath.Join(dir, "token")
+	require.NoError(t, os.WriteFile(token, []byte(g.RegistrationToken), 0o600))
+	return serveConfig(t, dir, vms, fmt.Sprintf("gitea:\n  name: one\n  url: %q\n  token-file: %s\n%s", g.URL, token, keys))
+}
+
+func TestEphemeralRunnersOfARealGitea(t *testing.T) {
+	g := giteatest.Real(t)
+	m := serveKeys(t, g, 1, "  ephemeral: true\n")
+	r := g.Repo("ephemeral", workflow(`  a:
+    runs-on: ubuntu-latest
+    strategy: {matrix: {n: [1, 2, 3, 4, 5, 6]}}
+    steps: [{run: 'echo job ${{ matrix.n }}; sleep 1'}]
+`))
+	for name, job := range r.Ended(6) {
+		require.Equal(t, "success", job.Conclusion, "%s: %q", name, r.Rows(job.ID))
+	}
+	require.Eventually(t, func() bool { return len(g.Runners()) <= 1 }, bound, 100*time.Millisecond)
+	require.NoError(t, m.cmd.Process.Signal(syscall.SIGTERM))
+	require.NoError(t, m.cmd.Wait())
+	require.Len(t, g.Runners(), 1, "that of the next manager")
+	m.start()
+	r.Push(map[string]string{"more": "text"})
+	r.Ended(12)
+	require.Eventually(t, func() bool { return len(g.Runners()) <= 1 }, bound, 100*time.Millisecond)
 }
