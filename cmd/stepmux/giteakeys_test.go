@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/instance/doctor"
+	"github.com/stepmux/stepmux/internal/testing/dockertest"
 	"github.com/stepmux/stepmux/internal/testing/giteatest"
 	"github.com/stepmux/stepmux/internal/testing/runnertest"
 )
@@ -65,7 +67,8 @@ func serveKeys(t *testing.T, g *giteatest.Gitea, vms int, keys string) *giteaRun
 	dir := t.TempDir()
 	token := filepath.Join(dir, "token")
 	require.NoError(t, os.WriteFile(token, []byte(g.RegistrationToken), 0o600))
-	return serveConfig(t, dir, vms, fmt.Sprintf("gitea:\n  name: one\n  url: %q\n  token-file: %s\n%s", g.URL, token, keys))
+	return serveConfig(t, dir, vms,
+		fmt.Sprintf("gitea:\n  name: one\n  url: %q\n  token-file: %s\n%s", g.URL, token, keys))
 }
 
 func TestEphemeralRunnersOfARealGitea(t *testing.T) {
@@ -87,4 +90,31 @@ func TestEphemeralRunnersOfARealGitea(t *testing.T) {
 	r.Push(map[string]string{"more": "text"})
 	r.Ended(12)
 	require.Eventually(t, func() bool { return len(g.Runners()) <= 1 }, bound, 100*time.Millisecond)
+}
+
+func TestImagesAndVariablesOfJobsOfARealGitea(t *testing.T) {
+	d := dockertest.Start(t)
+	g := giteatest.Real(t)
+	serveKeys(t, g, 1, "  labels: ['box:docker://busybox:1', 'here:host']\n  environment: {LEVEL: low, PLACE: here}\n"+
+		"docker: unix://"+d.Socket+"\n")
+	r := g.Repo("images", workflow(`  box:
+    runs-on: box
+    outputs: {level: "${{ steps.s.outputs.level }}"}
+    steps:
+    - {id: s, shell: sh, run: 'echo "level=$LEVEL" >> $GITHUB_OUTPUT; test -x /bin/busybox && ls /bin/bash'}
+    - {shell: sh, if: always(), run: 'echo "$LEVEL $PLACE"', env: {PLACE: mine}}
+  here:
+    runs-on: here
+    steps: [{run: 'echo "$LEVEL $PLACE ${{ env.LEVEL }}"; test -e /bin/bash'}]
+`))
+	jobs := r.Ended(2)
+	rows := r.Rows(jobs["box"].ID)
+	t.Logf("%q", rows)
+	require.Equal(t, "failure: success failure success failure", conclusions(r, jobs)["box"],
+		"there is no bash in the image")
+	require.Contains(t, rows, "low mine")
+	rows = r.Rows(jobs["here"].ID)
+	t.Logf("%q", rows)
+	require.Equal(t, "success", jobs["here"].Conclusion)
+	require.Contains(t, strings.Join(rows, "\n"), "low here")
 }

@@ -48,12 +48,8 @@ func (f *doorFlags) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.certKey, "tls-key", "", "file with the key of --tls-cert, in PEM")
 	fl.StringVar(&f.token, "token-file", "", "file with the token for --api-listen and --http-listen; it is made if it "+
 		"is missing (default for --api-listen token in the state directory)")
-	fl.Var(
-		&f.gitea,
-		"gitea",
-		"take jobs from Gitea and Forgejo servers: a mapping with the keys url, token-file, labels, "+
-			"name, runner, limit, share, ephemeral and webhook-secret-file for each, see docs/gitea.md (default off)",
-	)
+	fl.Var(&f.gitea, "gitea", "take jobs from Gitea and Forgejo servers: a mapping with url, token-file and other keys "+
+		"for each, see docs/gitea.md (default off)")
 	grouped(fl, doorGroup)
 }
 

@@ -59,7 +59,8 @@ func ExamineGitea(ctx context.Context, cfg giteadoor.Config, vms []map[string]st
 	} else {
 		r.skip("the url is wrong", checkAnswer, checkVersion, checkActions, checkClock)
 	}
-	r.giteaFile(checkToken, cfg.TokenFile, cfg.Token, "it is tried when the manager registers: a check would leave a runner")
+	r.giteaFile(checkToken, cfg.TokenFile, cfg.Token,
+		"it is tried when the manager registers: a check would leave a runner")
 	r.giteaLabels(&cfg, vms)
 	if cfg.Secret != nil {
 		r.giteaFile(checkWebhook, cfg.SecretFile, cfg.Secret, "give it to the webhook on the server")
@@ -264,13 +265,13 @@ func (r *Report) giteaLabels(cfg *giteadoor.Config, vms []map[string]string) {
 	known := (&giteadoor.Config{}).Declared(vms)
 	var strange []string
 	for _, label := range labels {
-		if !slices.Contains(known, label) && !strings.HasPrefix(label, "ubuntu-") {
+		if !slices.Contains(known, label) && !strings.HasPrefix(label, "ubuntu-") && cfg.Images[label] == "" {
 			strange = append(strange, label)
 		}
 	}
 	if len(strange) > 0 {
 		r.add(warning(checkLabels, "no VM has "+strings.Join(strange, ", "),
-			"give the label to VMs in the inventory, or remove it from labels",
+			"give the label to VMs in the inventory, give it an image in images, or remove it from labels",
 			"a job with it runs where it expects to run; now it runs on any VM"))
 		return
 	}
@@ -297,7 +298,9 @@ func Reaches(ctx context.Context, p *instance.Provider, in instance.Instance, se
 	at := net.JoinHostPort(u.Hostname(), port)
 	stream, err := conn.Dial(ctx, "tcp", at)
 	if err != nil && strings.Contains(err.Error(), "prohibited") {
-		return Finding{Check: checkVMs, Status: Skip, Detail: in.ID + ": its sshd forwards no connections, so it is not known"}
+		return Finding{
+			Check: checkVMs, Status: Skip, Detail: in.ID + ": its sshd forwards no connections, so it is not known",
+		}
 	}
 	if err != nil {
 		return warning(checkVMs, fmt.Sprintf("%s does not reach %s: %v", in.ID, at, err),

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/internal/pause"
+	"github.com/stepmux/stepmux/internal/sortedkeys"
 	"github.com/stepmux/stepmux/internal/termtext"
 )
 
@@ -41,8 +42,13 @@ type Config struct {
 	// Runner is the name of the runner on the server. Required.
 	Runner string
 	// Labels are those that the runner declares: a job runs here if they have all words of its runs-on. If empty,
-	// DefaultLabels and those of the VMs.
+	// DefaultLabels, those of Images, and those of the VMs.
 	Labels []string
+	// Images are those in which jobs run that have no container of their own, by a label of runs-on. The others run on a
+	// VM itself.
+	Images map[string]string
+	// Environment has variables for the steps of each job.
+	Environment map[string]string
 	// Ephemeral says that each task gets a runner of its own, which the server forgets with the task.
 	Ephemeral bool
 	// Limit bounds the tasks that run at once. If zero, only the slots do.
@@ -62,14 +68,13 @@ func (cfg *Config) Check() error {
 		return fmt.Errorf("the url %.160q: write that of the server, as https://gitea.example.com", cfg.URL)
 	case !names.MatchString(cfg.Name):
 		return fmt.Errorf("the name %.40q: write 1 to 32 of a-z 0-9 -", cfg.Name)
-	case slices.ContainsFunc(cfg.Labels, func(label string) bool {
-		return label == "" || len(label) > 100 || strings.ContainsAny(label, ": ,\n")
-	}):
-		return fmt.Errorf("the labels %.160q: write the words of runs-on; containers have no names here", cfg.Labels)
+	case slices.ContainsFunc(cfg.Labels, func(label string) bool { return !isLabel(label) }):
+		return fmt.Errorf("the labels %.160q: write the words of runs-on, or with an image as NAME:docker://IMAGE",
+			cfg.Labels)
 	case cfg.Limit < 0:
 		return fmt.Errorf("the limit %d: write a positive number", cfg.Limit)
 	}
-	return nil
+	return cfg.checkJobs()
 }
 
 // DefaultLabels are labels that each VM with Linux has by nature.
@@ -86,7 +91,7 @@ func (cfg *Config) Declared(vms []map[string]string) []string {
 	if len(cfg.Labels) > 0 {
 		return cfg.Labels
 	}
-	all := slices.Clone(DefaultLabels)
+	all := append(slices.Clone(DefaultLabels), sortedkeys.Of(cfg.Images)...)
 	for _, vm := range vms {
 		for name, value := range vm {
 			if all = append(all, name+"="+value); value == "true" {
@@ -315,8 +320,8 @@ func (d *Door) register(ctx context.Context) (runner Registration, err error) {
 }
 
 // take takes tasks, each with a slot, until ctx ends, the server does not know the runner any more, or its labels
-// change. An ephemeral runner takes one. room is a slot for the first task; nil: it waits for one. It returns the runner
-// if it can still get a task.
+// change. An ephemeral runner takes one. room is a slot for the first task; nil: it waits for one. It returns the
+// runner if it can still get a task.
 func (d *Door) take(ctx context.Context, runner Registration, room Room) (left Registration) {
 	client := d.client.As(runner)
 	var version int64 // 0: the server looks for a task

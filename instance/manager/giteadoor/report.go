@@ -79,6 +79,9 @@ func gone(err error) bool {
 // run runs the task and reports it to its end, or until ctx ends: then the next door goes on.
 func (t *report) run(ctx context.Context, room Room) {
 	req, steps, err := t.record.pipeline(t.d.cfg.Name)
+	if err == nil {
+		t.d.cfg.adapt(req)
+	}
 	t.rows = newRows(t.record.Marks, steps, t.add)
 	if t.resumed {
 		t.repeat(ctx, "ask for the log", func() (err error) {

@@ -30,7 +30,7 @@ func (s *Servers) Set(string) error {
 }
 
 var serverKeys = []string{"url", "token-file", "labels", "name", "runner", "limit", "share", "ephemeral",
-	"webhook-secret-file"}
+	"images", "environment", "webhook-secret-file"}
 
 // Read implements flagfile.Structured.
 func (s *Servers) Read(r *yamltree.Reader, n *yaml.Node) {
@@ -62,7 +62,7 @@ func readServer(r *yamltree.Reader, n *yaml.Node) (server Config) {
 			secret = r.String(e.Value, e.Key)
 		case "labels":
 			for _, l := range r.List(e.Value, e.Key) {
-				server.Labels = append(server.Labels, r.String(l, "a label"))
+				server.addLabel(r.String(l, "a label"))
 			}
 		case "name":
 			server.Name = r.String(e.Value, e.Key)
@@ -70,6 +70,10 @@ func readServer(r *yamltree.Reader, n *yaml.Node) (server Config) {
 			server.Runner = r.String(e.Value, e.Key)
 		case "limit":
 			server.Limit = readCount(r, e)
+		case "images":
+			server.Images = readTexts(r, e, server.Images)
+		case "environment":
+			server.Environment = readTexts(r, e, nil)
 		case "ephemeral":
 			server.Ephemeral = r.Bool(e.Value, e.Key)
 		case "share":
@@ -144,11 +148,13 @@ func readToken(name, what string) (string, error) {
 // Schema implements flagfile.Structured.
 func (s *Servers) Schema() map[string]any {
 	text, count := map[string]any{"type": []string{"string", "number"}}, map[string]any{"type": "integer", "minimum": 1}
+	texts := map[string]any{"type": "object", "additionalProperties": text}
 	server := map[string]any{
 		"type": "object", "additionalProperties": false, "required": []string{"url", "token-file"},
 		"properties": map[string]any{
 			"url": text, "token-file": text, "name": text, "runner": text, "limit": count, "share": count,
 			"webhook-secret-file": text, "ephemeral": map[string]any{"type": "boolean"},
+			"images": texts, "environment": texts,
 			"labels": map[string]any{"type": "array", "items": text},
 		},
 	}
