@@ -132,7 +132,7 @@ func TestServersThatDoNotFit(t *testing.T) {
 func TestVersionsOfServers(t *testing.T) {
 	for version, want := range map[string]doctor.Status{
 		"1.26.0": doctor.OK, "1.27.0+dev-3": doctor.OK, "1.25.5": doctor.Warn, "1.18.0": doctor.Fail,
-		"development": doctor.OK,
+		"development":         doctor.OK,
 		"14.0.2+gitea-1.22.0": doctor.Warn, "1.18.0+gitea-1.18.0": doctor.Fail,
 		"2.0": doctor.OK,
 	} {
