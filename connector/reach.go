@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/url"
 	"sync"
 
 	"google.golang.org/grpc/codes"
@@ -21,6 +22,9 @@ type Services struct {
 	// Server is the URL of a Gitea server that has the artifacts, with the same Token; the port then has the caches alone.
 	// It may be empty.
 	Server string
+	// Relayed says that the job reaches Server through the port: Take answers requests for it, too, and those of a client
+	// of HTTP for which the port is the proxy.
+	Relayed bool
 	// Take takes a connection that a process has made to the port, and has it closed. At most 128 are open at a time. It
 	// is called from several goroutines. The bytes are untrusted.
 	Take func(net.Conn)
@@ -50,9 +54,7 @@ func (e *execution) serveServices(
 	}
 	select {
 	case at := <-address:
-		e.job.Job = e.job.With(&pb.Job{Services: &pb.ActionServices{
-			Url: "http://" + at, Token: of.Token, Server: of.Server,
-		}})
+		e.job.Job = e.job.With(of.job("http://" + at))
 		return stop, nil
 	case <-ctx.Done():
 		err = context.Cause(ctx)
@@ -69,6 +71,21 @@ func (e *execution) serveServices(
 	}
 	stop()
 	return nil, err
+}
+
+// job tells a job the URL of its services, and the way to a Server that is Relayed.
+func (s *Services) job(at string) *pb.Job {
+	own := &pb.ActionServices{Url: at, Token: s.Token, Server: s.Server}
+	if !s.Relayed {
+		return &pb.Job{Services: own}
+	}
+	own.Relayed = s.Server
+	if u, err := url.Parse(s.Server); err == nil {
+		own.Server = at + u.EscapedPath()
+	}
+	return &pb.Job{Services: own, Env: map[string]string{ // for git of steps: it asks for all by the server's own URL
+		"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "http." + s.Server + "/.proxy", "GIT_CONFIG_VALUE_0": at,
+	}}
 }
 
 // reaching carries the connections of a job to its services.

@@ -84,6 +84,10 @@ func (f *giteaCheckFlags) run(cmd *cobra.Command, names []string) error {
 		reached, err = onEach(ctx, &f.vmFlags,
 			func(p *instance.Provider, in instance.Instance, _ func(func())) (all []doctor.Finding) {
 				for _, server := range servers {
+					if server.Relayed {
+						all = append(all, doctor.Finding{})
+						continue
+					}
 					all = append(all, doctor.Reaches(ctx, p, in, server.URL))
 				}
 				return all
@@ -95,7 +99,9 @@ func (f *giteaCheckFlags) run(cmd *cobra.Command, names []string) error {
 	for i, server := range servers {
 		reports[i] = doctor.ExamineGitea(ctx, server, vms)
 		for _, vm := range reached {
-			reports[i].Add(vm[i])
+			if vm[i].Check != "" {
+				reports[i].Add(vm[i])
+			}
 		}
 	}
 	return showReports(ctx, cmd, f.output, reports...)

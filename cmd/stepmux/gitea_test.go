@@ -254,6 +254,17 @@ for (const verb of verbs) {
 }
 `
 
+// addClients adds an action that calls the clients in packages.
+func addClients(g *giteatest.Gitea, packages string) {
+	g.Repo("clients", map[string]string{
+		"action.yml": "runs: {using: node20, main: main.mjs}\ninputs: {do: {}}\n",
+		"main.mjs": "import { execFileSync } from 'node:child_process'\nimport path from 'node:path'\n" +
+			"execFileSync(process.execPath, [path.join(import.meta.dirname, 'clients.mjs'), '" + packages +
+			"', ...process.env.INPUT_DO.split(' ')], { stdio: 'inherit' })\n",
+		"clients.mjs": clientsAction,
+	})
+}
+
 // The clients of artifacts and caches in jobs of a real Gitea, which has the artifacts; the manager has the caches.
 func TestClientsOfArtifactsAndCachesInJobsOfARealGitea(t *testing.T) {
 	packages, err := npmtest.Install(t.TempDir(), map[string]string{
@@ -264,13 +275,7 @@ func TestClientsOfArtifactsAndCachesInJobsOfARealGitea(t *testing.T) {
 	g := giteatest.Real(t)
 	serveServers(t, 1, map[string]*giteatest.Gitea{"one": g})
 	g.Repo("checkout", map[string]string{"action.yml": checkoutAction})
-	g.Repo("clients", map[string]string{
-		"action.yml": "runs: {using: node20, main: main.mjs}\ninputs: {do: {}}\n",
-		"main.mjs": "import { execFileSync } from 'node:child_process'\nimport path from 'node:path'\n" +
-			"execFileSync(process.execPath, [path.join(import.meta.dirname, 'clients.mjs'), '" + packages +
-			"', ...process.env.INPUT_DO.split(' ')], { stdio: 'inherit' })\n",
-		"clients.mjs": clientsAction,
-	})
+	addClients(g, packages)
 	r := g.Repo("uses", workflow(`  first:
     runs-on: ubuntu-latest
     steps:

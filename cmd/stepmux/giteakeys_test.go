@@ -19,6 +19,7 @@ import (
 	"github.com/stepmux/stepmux/instance/doctor"
 	"github.com/stepmux/stepmux/internal/testing/dockertest"
 	"github.com/stepmux/stepmux/internal/testing/giteatest"
+	"github.com/stepmux/stepmux/internal/testing/npmtest"
 	"github.com/stepmux/stepmux/internal/testing/runnertest"
 )
 
@@ -117,4 +118,36 @@ func TestImagesAndVariablesOfJobsOfARealGitea(t *testing.T) {
 	t.Logf("%q", rows)
 	require.Equal(t, "success", jobs["here"].Conclusion)
 	require.Contains(t, strings.Join(rows, "\n"), "low here")
+}
+
+// The VMs do not know the name in the URL of the server, which the manager reaches by another one.
+func TestJobsReachARealGiteaThroughTheManager(t *testing.T) {
+	packages, err := npmtest.Install(t.TempDir(), map[string]string{"artifact-1": npmtest.Clients["artifact-1"]})
+	require.NoError(t, err)
+	g := giteatest.Real(t, "[server]", "ROOT_URL = http://gitea.invalid:3000/")
+	serveKeys(t, g, 1, "  reach: manager\n")
+	addClients(g, packages)
+	g.Repo("checkout", map[string]string{"action.yml": strings.Replace(checkoutAction, "http.extraHeader",
+		"http.$GITHUB_SERVER_URL/.extraHeader", 1)})
+	files := workflow(`  first:
+    runs-on: ubuntu-latest
+    steps:
+    - uses: ann/checkout@main
+    - uses: ann/clients@main
+      with: {do: 'upload:artifact-1:one'}
+    - run: cat text; echo "$GITHUB_SERVER_URL"
+  script:
+    runs-on: ubuntu-latest
+    steps:
+    - run: git ls-remote --heads "$GITHUB_SERVER_URL/$GITHUB_REPOSITORY"
+`)
+	files["text"] = "of the commit\n"
+	r := g.Repo("uses", files)
+	jobs := r.Ended(2)
+	first, script := strings.Join(r.Rows(jobs["first"].ID), "\n"), strings.Join(r.Rows(jobs["script"].ID), "\n")
+	t.Logf("%s\n%s", first, script)
+	require.Equal(t, "success", jobs["first"].Conclusion)
+	require.Contains(t, first, "artifact: an artifact of artifact-1\n")
+	require.Contains(t, first, "of the commit\nhttp://gitea.invalid:3000\n")
+	require.Contains(t, script, "refs/heads/main")
 }

@@ -162,7 +162,7 @@ func (r *Report) giteaServices(ctx context.Context, root string, resp *http.Resp
 	r.clock(resp.Header.Get("Date"))
 }
 
-// adviceFor returns what to do about an error of a connection.
+// adviceFor returns the change to make after an error of a connection.
 func adviceFor(err error) string {
 	_, unknown := errors.AsType[x509.UnknownAuthorityError](err)
 	_, name := errors.AsType[x509.HostnameError](err)
@@ -234,7 +234,7 @@ func (r *Report) clock(date string) {
 	r.add(okay(checkClock, "as this machine's"))
 }
 
-// giteaFile judges a file with a secret. more is what is not known about it.
+// giteaFile judges a file with a secret. more is the part that a check cannot show.
 func (r *Report) giteaFile(check, name string, read func() (string, error), more string) {
 	text, err := read()
 	switch {
@@ -304,7 +304,7 @@ func Reaches(ctx context.Context, p *instance.Provider, in instance.Instance, se
 	}
 	if err != nil {
 		return warning(checkVMs, fmt.Sprintf("%s does not reach %s: %v", in.ID, at, err),
-			"open the way from the VM", "jobs check out, fetch actions and keep artifacts there")
+			"open the way from the VM, or set reach: manager", "jobs check out, fetch actions and keep artifacts there")
 	}
 	_ = stream.Close() // it was not used
 	return okay(checkVMs, in.ID+" reaches "+at)

@@ -51,7 +51,7 @@ type Report struct {
 	Seconds  float64   `json:"seconds"`
 	Findings []Finding `json:"findings"`
 
-	of string // that which the instance is for, if not builds
+	of string // jobs, if the report is about a server of jobs
 }
 
 // Add adds a finding of another examination.

@@ -160,7 +160,7 @@ func (p *PipelineRun) complete(ctx context.Context, req *pb.SubmitRequest, job s
 	if s := req.GetServices(); s != nil {
 		req.Services = &pb.BuildServices{
 			Project: p.asked.GetRepository(), Scopes: s.GetScopes(), Attempt: p.attempt(), Server: s.GetServer(),
-			Token: s.GetToken(),
+			Token: s.GetToken(), Relay: s.GetRelay(),
 		}
 	}
 	req.Project, req.ProjectBytes = p.asked.GetProject(), p.asked.GetProjectBytes()

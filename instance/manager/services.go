@@ -73,14 +73,22 @@ func (m *Manager) servicesOf(b *build) func() (*connector.Services, func(), erro
 			Key: m.store.Secret("services of " + b.attemptID()), Began: b.kept().Started, Token: asked.GetToken(),
 		})
 		door := m.services.Door(m.cfg.Logger)
-		return &connector.Services{Token: token, Server: asked.GetServer(), Take: door.Take}, func() {
-			door.Close()
-			if b.isLeft() || m.life.Err() != nil {
-				m.services.Leave(token)
-			} else {
+		if by := asked.GetRelay(); by != "" {
+			if err := door.PassOn(asked.GetServer(), by); err != nil {
 				ended()
+				return nil, nil, err
 			}
-		}, nil
+		}
+		return &connector.Services{
+				Token: token, Server: asked.GetServer(), Relayed: asked.GetRelay() != "", Take: door.Take,
+			}, func() {
+				door.Close()
+				if b.isLeft() || m.life.Err() != nil {
+					m.services.Leave(token)
+				} else {
+					ended()
+				}
+			}, nil
 	}
 }
 

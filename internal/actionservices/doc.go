@@ -7,6 +7,8 @@
 //   - the artifact service before it (_apis/pipelines/workflows);
 //   - the cache service v2 (Twirp, github.actions.results.api.v1.CacheService) and v1 (_apis/artifactcache).
 //
+// A Gitea server has artifacts of its own: [Door.PassOn] passes requests for it on.
+//
 // A [Server] is an [http.Handler]. Its owner listens where jobs reach it, registers each job by [Server.Begin], gives
 // it the [Services] and closes the Server. A request needs the token of a job that has not ended. Everything in a
 // request is untrusted.

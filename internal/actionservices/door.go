@@ -18,6 +18,7 @@ type Door struct {
 	conns  chan net.Conn
 	life   context.Context // of requests: a client that goes away may ask again for what it has begun
 	end    context.CancelFunc
+	relay  *relay // nil: there is no server behind
 
 	mu   sync.Mutex          // guards the following
 	http *boundedhttp.Server // nil before the first connection
@@ -31,8 +32,20 @@ func (s *Server) Door(logger *slog.Logger) *Door {
 	return d
 }
 
+// PassOn lets the job reach a Gitea server through this machine, which reaches it by another URL. The server then has
+// the artifacts, and this one the caches alone. Paths of the server, below that of its URL, are those of the door, and
+// the door is a proxy of HTTP for the server alone. Call it before Take.
+func (d *Door) PassOn(server, by string) (err error) {
+	d.relay, err = newRelay(server, by)
+	return err
+}
+
 // ServeHTTP answers a request.
 func (d *Door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if d.relay != nil && d.relay.takes(r) {
+		d.relay.serve(d.life, w, r)
+		return
+	}
 	d.server.ServeHTTP(w, r.WithContext(d.life)) //nolint:contextcheck // see Door.life
 }
 
@@ -59,6 +72,9 @@ func (d *Door) Close() {
 	d.end()
 	if serves != nil {
 		serves.Close()
+	}
+	if d.relay != nil {
+		d.relay.close()
 	}
 }
 

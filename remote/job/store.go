@@ -16,6 +16,7 @@ import (
 	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
@@ -127,6 +128,9 @@ func (s *Store) Create(spec Spec) error {
 func (s *Store) newRunner(spec Spec, j *record) *engine.Runner {
 	cfg := spec.Config
 	cfg.Fetcher, cfg.Language = s.cfg.Fetcher, s.cfg.Language
+	if f, ok := cfg.Fetcher.(*component.Fetcher); ok && cfg.Services.Relayed != "" {
+		cfg.Fetcher = f.Mirrored(cfg.Services.Relayed+"/", cfg.Services.Server+"/")
+	}
 	cfg.Secrets = &j.output.secrets
 	cfg.Timeout = min(cmp.Or(cfg.Timeout, s.cfg.MaxRunTime), s.cfg.MaxRunTime)
 	cfg.Grace = j.grace

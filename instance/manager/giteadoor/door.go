@@ -49,6 +49,8 @@ type Config struct {
 	Images map[string]string
 	// Environment has variables for the steps of each job.
 	Environment map[string]string
+	// Relayed says that jobs reach the server through the manager.
+	Relayed bool
 	// Ephemeral says that each task gets a runner of its own, which the server forgets with the task.
 	Ephemeral bool
 	// Limit bounds the tasks that run at once. If zero, only the slots do.
@@ -389,7 +391,7 @@ func mayBeLost(err error) bool {
 	return !ok || at.Op != "dial"
 }
 
-// reserve waits until a task may run, and for a slot. It returns nil at the end, or after a pause if there is none.
+// reserve waits until a task may run, and for a slot. It returns nil at the end, or after a pause if no VM is left.
 func (d *Door) reserve(ctx context.Context) Room {
 	if !d.awaitLimit(ctx) {
 		return nil

@@ -67,8 +67,8 @@ func readTexts(r *yamltree.Reader, e yamltree.Entry, into map[string]string) map
 	return into
 }
 
-// adapt gives the job of a pipeline the variables of the configuration and, if it has no container, the image of the
-// first label that has one.
+// adapt gives the job of a pipeline the way to the server and the variables of the configuration and, if it has no
+// container, the image of the first label that has one.
 func (cfg *Config) adapt(req *pb.SubmitPipelineRequest) {
 	env := maps.Clone(cfg.Environment)
 	if env == nil {
@@ -76,6 +76,9 @@ func (cfg *Config) adapt(req *pb.SubmitPipelineRequest) {
 	}
 	maps.Copy(env, req.GetOptions().GetEnv())
 	req.Options.Env = env
+	if cfg.Relayed && req.GetServices() != nil {
+		req.Services.Relay = cfg.URL
+	}
 	if len(cfg.Images) == 0 {
 		return
 	}
@@ -142,7 +145,7 @@ func withContainer(text []byte, first *yaml.Node, image string) []byte {
 	quoted, _ := json.Marshal(image) // cannot fail; YAML reads it, too
 	begin, at := placeIn(text, first)
 	key := fmt.Sprintf("container: {image: %s}", quoted)
-	if before := text[begin:at]; len(bytes.Trim(before, " ")) > 0 { // on one line with what is before it
+	if before := text[begin:at]; len(bytes.Trim(before, " ")) > 0 { // a flow mapping, on one line with its bracket
 		key += ", "
 	} else {
 		key += "\n" + string(before)

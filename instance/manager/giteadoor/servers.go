@@ -30,7 +30,7 @@ func (s *Servers) Set(string) error {
 }
 
 var serverKeys = []string{"url", "token-file", "labels", "name", "runner", "limit", "share", "ephemeral",
-	"images", "environment", "webhook-secret-file"}
+	"images", "environment", "reach", "webhook-secret-file"}
 
 // Read implements flagfile.Structured.
 func (s *Servers) Read(r *yamltree.Reader, n *yaml.Node) {
@@ -74,6 +74,14 @@ func readServer(r *yamltree.Reader, n *yaml.Node) (server Config) {
 			server.Images = readTexts(r, e, server.Images)
 		case "environment":
 			server.Environment = readTexts(r, e, nil)
+		case "reach":
+			switch reach := r.String(e.Value, e.Key); {
+			case r.Err != nil:
+			case reach == "manager" || reach == "vm":
+				server.Relayed = reach == "manager"
+			default:
+				r.Failf(e.Value, "reach %.40q: write vm or manager", reach)
+			}
 		case "ephemeral":
 			server.Ephemeral = r.Bool(e.Value, e.Key)
 		case "share":
@@ -154,7 +162,7 @@ func (s *Servers) Schema() map[string]any {
 		"properties": map[string]any{
 			"url": text, "token-file": text, "name": text, "runner": text, "limit": count, "share": count,
 			"webhook-secret-file": text, "ephemeral": map[string]any{"type": "boolean"},
-			"images": texts, "environment": texts,
+			"reach": map[string]any{"enum": []string{"vm", "manager"}}, "images": texts, "environment": texts,
 			"labels": map[string]any{"type": "array", "items": text},
 		},
 	}

@@ -447,8 +447,11 @@ type BuildServices struct {
 	Attempt int32 `protobuf:"varint,3,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	// server is the URL of a Gitea server that has the artifacts, and token the token of the job there. Empty: the manager
 	// has them, and makes a token.
-	Server        string `protobuf:"bytes,4,opt,name=server,proto3" json:"server,omitempty"`
-	Token         string `protobuf:"bytes,5,opt,name=token,proto3" json:"token,omitempty"`
+	Server string `protobuf:"bytes,4,opt,name=server,proto3" json:"server,omitempty"`
+	Token  string `protobuf:"bytes,5,opt,name=token,proto3" json:"token,omitempty"`
+	// relay is the URL by which the manager reaches server. Then the manager passes the requests of the job to server on.
+	// Empty: the job reaches server itself.
+	Relay         string `protobuf:"bytes,6,opt,name=relay,proto3" json:"relay,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -514,6 +517,13 @@ func (x *BuildServices) GetServer() string {
 func (x *BuildServices) GetToken() string {
 	if x != nil {
 		return x.Token
+	}
+	return ""
+}
+
+func (x *BuildServices) GetRelay() string {
+	if x != nil {
+		return x.Relay
 	}
 	return ""
 }
@@ -3955,13 +3965,14 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\tcontainer\x18\x06 \x01(\fR\tcontainer\x12#\n" +
 	"\rafter_success\x18\a \x03(\tR\fafterSuccess\x12#\n" +
 	"\rafter_failure\x18\b \x03(\tR\fafterFailure\x12\x18\n" +
-	"\aremarks\x18\t \x01(\bR\aremarks\"\x89\x01\n" +
+	"\aremarks\x18\t \x01(\bR\aremarks\"\x9f\x01\n" +
 	"\rBuildServices\x12\x18\n" +
 	"\aproject\x18\x01 \x01(\tR\aproject\x12\x16\n" +
 	"\x06scopes\x18\x02 \x03(\tR\x06scopes\x12\x18\n" +
 	"\aattempt\x18\x03 \x01(\x05R\aattempt\x12\x16\n" +
 	"\x06server\x18\x04 \x01(\tR\x06server\x12\x14\n" +
-	"\x05token\x18\x05 \x01(\tR\x05token\"\xd6\x01\n" +
+	"\x05token\x18\x05 \x01(\tR\x05token\x12\x14\n" +
+	"\x05relay\x18\x06 \x01(\tR\x05relay\"\xd6\x01\n" +
 	"\rPipelineCache\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x12\x14\n" +

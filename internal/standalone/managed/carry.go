@@ -425,7 +425,7 @@ func (e executor) request(ctx context.Context, a *carry.Attempt) (*pb.SubmitRequ
 	if err := e.contain(a, req.GetPipeline()); err != nil {
 		return nil, err
 	}
-	if a.Services {
+	if a.Services || e.asked.GetServices().GetRelay() != "" {
 		req.Services = e.asked.GetServices()
 	}
 	if err := e.findCaches(ctx, a, req.GetPipeline()); err != nil {

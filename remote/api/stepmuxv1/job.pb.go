@@ -263,7 +263,10 @@ type ActionServices struct {
 	Token string `protobuf:"bytes,2,opt,name=token,proto3" json:"token,omitempty"`
 	// server is the URL of a Gitea server whose own service the artifacts go to, with the same token: url then has the
 	// caches alone. Empty: url has both.
-	Server        string `protobuf:"bytes,3,opt,name=server,proto3" json:"server,omitempty"`
+	Server string `protobuf:"bytes,3,opt,name=server,proto3" json:"server,omitempty"`
+	// relayed is the URL by which people know that server, if server is a way to it through the port of url: actions of
+	// relayed are fetched from server. Empty: server is its own URL.
+	Relayed       string `protobuf:"bytes,4,opt,name=relayed,proto3" json:"relayed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -319,6 +322,13 @@ func (x *ActionServices) GetServer() string {
 	return ""
 }
 
+func (x *ActionServices) GetRelayed() string {
+	if x != nil {
+		return x.Relayed
+	}
+	return ""
+}
+
 var File_stepmuxv1_job_proto protoreflect.FileDescriptor
 
 const file_stepmuxv1_job_proto_rawDesc = "" +
@@ -347,11 +357,12 @@ const file_stepmuxv1_job_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x12\x16\n" +
 	"\x06masked\x18\x03 \x01(\bR\x06masked\x12\x12\n" +
-	"\x04file\x18\x04 \x01(\bR\x04file\"P\n" +
+	"\x04file\x18\x04 \x01(\bR\x04file\"j\n" +
 	"\x0eActionServices\x12\x10\n" +
 	"\x03url\x18\x01 \x01(\tR\x03url\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\tR\x05token\x12\x16\n" +
-	"\x06server\x18\x03 \x01(\tR\x06serverB;Z9github.com/stepmux/stepmux/remote/api/stepmuxv1;stepmuxv1b\x06proto3"
+	"\x06server\x18\x03 \x01(\tR\x06server\x12\x18\n" +
+	"\arelayed\x18\x04 \x01(\tR\arelayedB;Z9github.com/stepmux/stepmux/remote/api/stepmuxv1;stepmuxv1b\x06proto3"
 
 var (
 	file_stepmuxv1_job_proto_rawDescOnce sync.Once

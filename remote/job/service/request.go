@@ -41,6 +41,7 @@ func specOf(req *pb.RunRequest) (job.Spec, error) {
 		Env: asked.GetEnv(), MayFail: asked.GetMayFail(), Policy: engine.PolicyOf(asked),
 		Services: engine.Services{
 			URL: asked.GetServices().GetUrl(), Token: asked.GetServices().GetToken(), Server: asked.GetServices().GetServer(),
+			Relayed: asked.GetServices().GetRelayed(),
 		},
 	}
 	if err := checkServices(spec.Services); err != nil {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 
@@ -40,6 +41,14 @@ type Fetcher struct {
 	Open func(path string, flag int, perm fs.FileMode) (*os.File, error)
 	// Isolated says that jobs are isolated. See [Request].
 	Isolated bool
+}
+
+// Mirrored returns a Fetcher with one more of the Mirrors.
+func (f *Fetcher) Mirrored(from, to string) *Fetcher {
+	own := *f
+	own.Mirrors = map[string]string{from: to}
+	maps.Copy(own.Mirrors, f.Mirrors)
+	return &own
 }
 
 // Fetch returns the step that ref names. It blocks until the step is in the cache, or ctx ends; then the error is its

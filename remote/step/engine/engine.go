@@ -89,8 +89,9 @@ type Services struct {
 	URL string
 	// Token is the token of the job. It is a secret, which the caller masks.
 	Token string
-	// Server is the URL of a Gitea server that has the artifacts, with the same Token. It may be empty.
-	Server string
+	// Server is the URL of a Gitea server that has the artifacts, with the same Token. It may be empty. Relayed is the
+	// server's own URL if Server is a way through the port of URL.
+	Server, Relayed string
 }
 
 // Place has the directories and the output streams of a job.
