@@ -135,8 +135,8 @@ func (r *relay) rewrite(p *httputil.ProxyRequest) {
 }
 
 // artifactURLs finds URLs of the services for artifacts in a text of JSON.
-var artifactURLs = regexp.MustCompile(
-	`"https?://[^/"\\]+((?:/[^/"\\]+)*/(?:api/actions_pipeline|twirp/github\.actions\.results\.api\.v1\.ArtifactService)/)`)
+var artifactURLs = regexp.MustCompile(`"https?://[^/"\\]+((?:/[^/"\\]+)*/` +
+	`(?:api/actions_pipeline|twirp/github\.actions\.results\.api\.v1\.ArtifactService)/)`)
 
 // hasURLs reports whether the answer to a request may have URLs of the server, which the job does not reach.
 func hasURLs(req *http.Request) bool {

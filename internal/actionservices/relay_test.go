@@ -80,7 +80,8 @@ func TestARelayPassesOnWhatIsForItsServer(t *testing.T) {
 		case r.URL.Path == "/inner"+pipeline:
 			w.Header().Set("Content-Type", "application/json;charset=utf-8")
 			_ = json.NewEncoder(w).Encode(map[string]string{
-				"fileContainerResourceUrl": "https://other.example.com/git" + pipeline + "/x/upload?a=1&b=2", "name": "https://x.y/z",
+				"fileContainerResourceUrl": "https://other.example.com/git" + pipeline + "/x/upload?a=1&b=2",
+				"name":                     "https://x.y/z",
 			})
 		case strings.HasSuffix(r.URL.Path, "/big"):
 			w.Header().Set("Content-Type", "application/json")

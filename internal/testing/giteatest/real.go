@@ -83,10 +83,10 @@ func Real(t testing.TB, lines ...string) *Gitea {
 			t.Logf("the log of Gitea:\n%s", g.log.String())
 		}
 	})
-	g.run("migrate")
-	g.run("admin", "user", "create", "--admin", "--username", User, "--password", password, "--email", User+"@example.com",
+	g.Run("migrate")
+	g.Run("admin", "user", "create", "--admin", "--username", User, "--password", password, "--email", User+"@example.com",
 		"--must-change-password=false")
-	g.token = g.run("admin", "user", "generate-access-token", "--username", User, "--scopes", "all", "--raw")
+	g.token = g.Run("admin", "user", "generate-access-token", "--username", User, "--scopes", "all", "--raw")
 	g.Start()
 	var registration struct{ Token string }
 	g.call(http.MethodPost, "/admin/actions/runners/registration-token", nil, &registration)
@@ -112,8 +112,8 @@ func (g *Gitea) command(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// run runs a command of the program, and returns the last line of its output.
-func (g *Gitea) run(args ...string) string {
+// Run runs a command of the program, and returns the last line of its output.
+func (g *Gitea) Run(args ...string) string {
 	g.t.Helper()
 	cmd := g.command(args...)
 	var out, diagnostics bytes.Buffer
