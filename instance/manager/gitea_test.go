@@ -101,7 +101,7 @@ func TestAJobOfGiteaRunsAndIsReported(t *testing.T) {
         if: failure()
       - run: |
           echo "$GITHUB_SERVER_URL $GITHUB_API_URL $GITHUB_REPOSITORY $GITHUB_RUN_NUMBER" \
-            "$GITHUB_REF_NAME $GITEA_ACTIONS"
+            "$GITHUB_REF_NAME $GITEA_ACTIONS" "$GITHUB_WORKFLOW_REF:$GITHUB_GRAPHQL_URL:"
 `)
 	task.Secrets = map[string]string{"PASSWORD": "a-long-secret"}
 	task.Vars = map[string]string{"LEVEL": "low"}
@@ -114,7 +114,8 @@ func TestAJobOfGiteaRunsAndIsReported(t *testing.T) {
 	require.Equal(t, "RESULT_SUCCESS", got.Result, "%q", got.Rows)
 	require.Equal(t, []string{
 		"first", "second", "[MASKED] low success [MASKED] the ${{ message }}",
-		"https://gitea.invalid https://gitea.invalid/api/v1 ann/demo 3 main true",
+		"https://gitea.invalid https://gitea.invalid/api/v1 ann/demo 3 main true " +
+			"ann/demo/.gitea/workflows/ci.yml@refs/heads/main::",
 		`stepmux: note: test: the output "secret" is left out: it contains a secret`, "stepmux: the job has succeeded",
 	}, got.Rows)
 	require.Equal(t, map[string]string{"sum": "41"}, got.Outputs)

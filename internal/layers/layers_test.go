@@ -101,7 +101,7 @@ var allowed = map[string][]string{
 	},
 	"instance/manager/giteadoor": {
 		"instance/manager/managerv1", "internal/boundedfile", "internal/pause", "internal/sortedkeys", "internal/termtext",
-		"internal/yamltree", "remote/api/stepmuxv1",
+		"internal/yamltree", "remote/api/stepmuxv1", "remote/step/mask",
 	},
 	"instance/manager/page": {
 		"internal/plural",

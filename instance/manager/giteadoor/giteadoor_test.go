@@ -51,6 +51,34 @@ func TestRowsAreTheSameHoweverTheLogIsCut(t *testing.T) {
 	}
 }
 
+// A row that is too long is cut where no mark, no word for a secret and no character is cut.
+func TestALongRowIsCutBetweenItsParts(t *testing.T) {
+	for _, part := range []string{"[MASKED]", "\u00e4", "\U0001f600", "##[step:t] 0 success\n", "##[step:t] 0 begin\n"} {
+		for before := maxRow - len(part) - 2; before <= maxRow+1; before++ {
+			log := strings.Repeat("x", before) + part + "y"
+			for _, size := range []int{len(log), maxRow, 1000} {
+				var got []string
+				r := newRows("t", 1, func(row Row) { got = append(got, row.Content) })
+				for from := 0; from < len(log); from += size {
+					r.write([]byte(log[from:min(from+size, len(log))]), time.Unix(1000, 0))
+				}
+				r.flush(time.Unix(1000, 0))
+				all := strings.Join(got, "")
+				if strings.HasPrefix(part, "##") {
+					require.Equal(t, strings.Repeat("x", before)+"y", all)
+					require.NotNil(t, r.steps[0].StartedAt, "%d", before)
+					continue
+				}
+				require.Equal(t, log, all)
+				for _, row := range got {
+					require.LessOrEqual(t, len(row), maxRow)
+				}
+				require.True(t, strings.Contains(got[0], part) || strings.Contains(got[1], part), "%d", before)
+			}
+		}
+	}
+}
+
 func FuzzRows(f *testing.F) {
 	f.Add([]byte("a\n##[step:t] 0 begin\nb##[step:t] 0 success\n"), uint8(3))
 	f.Fuzz(func(t *testing.T, log []byte, size uint8) {

@@ -5,6 +5,9 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
+
+	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
 // maxRow bounds a row, in bytes: the server cuts longer ones without a word.
@@ -35,9 +38,8 @@ func (r *rows) write(text []byte, at time.Time) {
 		part, rest, ended := bytes.Cut(text, []byte{'\n'})
 		text = rest
 		r.line = append(r.line, part...)
-		for len(r.line) > maxRow {
-			r.put(r.line[:maxRow], at)
-			r.line = r.line[maxRow:]
+		for len(r.line) >= maxRow+max(len(r.mark), len(masked)) {
+			r.split(at)
 		}
 		if ended {
 			r.end(at)
@@ -45,8 +47,32 @@ func (r *rows) write(text []byte, at time.Time) {
 	}
 }
 
+// masked stands in a log for a secret.
+var masked = []byte(mask.Replacement)
+
+// split takes a row from the begin of a line that is too long. A mark, the word for a secret, and a character stay in
+// one row.
+func (r *rows) split(at time.Time) {
+	n, low := maxRow, maxRow-len(masked)+1
+	upTo := func(end int) []byte { return r.line[:min(len(r.line), end)] }
+	if i := bytes.Index(upTo(maxRow+len(r.mark)-1), r.mark); i > 0 {
+		n = i
+	} else if i := bytes.Index(upTo(maxRow + len(masked) - 1)[low:], masked); i >= 0 {
+		n = low + i
+	} else {
+		for n > maxRow-utf8.UTFMax && !utf8.RuneStart(r.line[n]) {
+			n--
+		}
+	}
+	r.put(r.line[:n], at)
+	r.line = r.line[n:]
+}
+
 // end ends a line.
 func (r *rows) end(at time.Time) {
+	for len(r.line) > maxRow {
+		r.split(at)
+	}
 	line := bytes.TrimSuffix(r.line, []byte{'\r'})
 	if i := bytes.Index(line, r.mark); i >= 0 { // the line before it may be unfinished
 		if i > 0 {

@@ -81,6 +81,9 @@ func (r *record) pipeline(server string) (req *pb.SubmitPipelineRequest, steps i
 	for _, key := range contextTexts {
 		set("GITHUB_"+strings.ToUpper(key), strings.TrimRight(t.text(key), "/"))
 	}
+	if file, ref := t.text("workflow"), t.text("ref"); file != "" && ref != "" {
+		set("GITHUB_WORKFLOW_REF", t.text("repository")+"/.gitea/workflows/"+file+"@"+ref)
+	}
 	set("GITHUB_TRIGGERING_ACTOR", t.text("actor"))
 	event, err := json.Marshal(t.Context["event"])
 	if err != nil {

@@ -256,6 +256,9 @@ func githubTexts(read func(string) string) map[string]string {
 		"retention_days": "0", "run_attempt": "1", "run_id": "1", "run_number": "1", "event_name": "push",
 		"ref_protected": "false", "job": "job",
 	}
+	if read("GITHUB_SERVER_URL") != "" { // another server may have none
+		text["graphql_url"] = ""
+	}
 	for _, key := range sortedkeys.Of(githubVariables) {
 		if own := read("GITHUB_" + strings.ToUpper(key)); own != "" {
 			text[key] = own
