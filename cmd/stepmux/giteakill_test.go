@@ -79,10 +79,9 @@ type killed struct {
 	times []time.Time
 }
 
-// at lets jobs begin, kills the manager in a phase of one, and starts it again. It returns false if the phase did not
-// come.
+// at lets jobs begin, and kills the manager in a phase of one. It returns false if the phase did not come.
 func (k *killed) at(
-	t *testing.T, m *giteaRunner, proxy *giteatest.Proxy, phase int, random *rand.Rand,
+	t *testing.T, m *managerProcess, proxy *giteatest.Proxy, phase int, random *rand.Rand,
 	begin func(),
 ) bool {
 	t.Helper()
@@ -130,7 +129,6 @@ func (k *killed) at(
 		close(dead)
 		proxy.Intercept(nil)
 	}
-	m.start()
 	return came
 }
 
@@ -150,17 +148,7 @@ func TestAManagerThatIsKilledLosesNoJobOfARealGitea(t *testing.T) {
 	require.NoError(t, os.WriteFile(token, []byte(g.RegistrationToken), 0o600))
 	m := serveConfig(t, dir, 2,
 		fmt.Sprintf("gitea: {name: one, url: %q, token-file: %s, runner: one}\n", proxy.URL, token))
-	r := g.Repo("kills", map[string]string{".gitea/workflows/ci.yml": `
-on: {workflow_dispatch: {inputs: {n: {type: string}}}}
-jobs:
-  a:
-    runs-on: ubuntu-latest
-    steps:
-    - run: |
-        echo ${{ inputs.n }}.one >>` + ledger + `
-        for i in $(seq 40); do echo "line $i of ${{ inputs.n }}"; sleep 0.05; done
-    - run: echo ${{ inputs.n }}.two >>` + ledger + `; seq 1200; exit $((${{ inputs.n }} % 4 / 3))
-`})
+	r := g.Repo("kills", map[string]string{".gitea/workflows/ci.yml": ledgerWorkflow("ubuntu-latest", ledger)})
 	random := rand.New(rand.NewPCG(54, uint64(kills))) // no secret
 	count, missed := map[string]int{}, map[string]int{}
 	k := &killed{}
@@ -181,12 +169,25 @@ jobs:
 				require.Eventually(t, func() bool { return tasksOf(proxy.Calls()) == n }, bound, 10*time.Millisecond)
 			}
 		}
-		if k.at(t, m, proxy, phase, random, begin) {
+		if k.at(t, m.managerProcess, proxy, phase, random, begin) {
 			count[killPhases[phase].name]++
 		} else {
 			missed[killPhases[phase].name]++
 		}
+		m.start()
 	}
+	lost := requireReported(t, r, n, ledger, proxy.Calls(), k.times)
+	t.Logf("%d kills, %d jobs: %d lost between the question and the disk; kills by phase %v, not reached %v", kills, n,
+		lost, count, missed)
+	require.Len(t, count, min(kills, len(killPhases)), "each phase was reached: %v", slices.Sorted(maps.Keys(count)))
+}
+
+// requireReported waits for the end of n jobs of the tests here, and checks what the server and the ledger have of
+// them. It returns how many were lost at a kill.
+func requireReported(
+	t *testing.T, r *giteatest.Repo, n int, ledger string, calls []giteatest.Call, kills []time.Time,
+) int {
+	t.Helper()
 	jobs := map[int64]giteatest.Job{}
 	require.Eventually(t, func() bool {
 		all := r.Jobs()
@@ -195,7 +196,7 @@ jobs:
 		}
 		return len(all) == n && !slices.ContainsFunc(all, func(j giteatest.Job) bool { return j.Status != "completed" })
 	}, bound, time.Second)
-	lost := lostTasks(proxy.Calls(), k.times)
+	lost := lostTasks(calls, kills)
 	ran, err := os.ReadFile(ledger)
 	require.NoError(t, err)
 	times := map[string]int{}
@@ -219,13 +220,26 @@ jobs:
 		require.Equal(t, rowsOf(i, last), r.Rows(job.ID), "the log of job %d", i)
 	}
 	require.Equal(t, wanted, times, "each command ran once")
-	require.Empty(t, finalCalls(proxy.Calls()), "tasks that were ended with two results")
-	t.Logf("%d kills, %d jobs: %d lost between the question and the disk; kills by phase %v, not reached %v", kills, n,
-		len(lost), count, missed)
-	require.Len(t, count, min(kills, len(killPhases)), "each phase was reached: %v", slices.Sorted(maps.Keys(count)))
+	require.Empty(t, finalCalls(calls), "tasks that were ended with two results")
+	return len(lost)
 }
 
-// rowsOf are the rows of a job of the test above.
+// ledgerWorkflow is a workflow whose job writes each step into a ledger, and the rows of rowsOf.
+func ledgerWorkflow(label, ledger string) string {
+	return `
+on: {workflow_dispatch: {inputs: {n: {type: string}}}}
+jobs:
+  a:
+    runs-on: ` + label + `
+    steps:
+    - run: |
+        echo ${{ inputs.n }}.one >>` + ledger + `
+        for i in $(seq 40); do echo "line $i of ${{ inputs.n }}"; sleep 0.05; done
+    - run: echo ${{ inputs.n }}.two >>` + ledger + `; seq 1200; exit $((${{ inputs.n }} % 4 / 3))
+`
+}
+
+// rowsOf are the rows of a job of ledgerWorkflow.
 func rowsOf(n int, last string) (all []string) {
 	for i := range 40 {
 		all = append(all, fmt.Sprintf("line %d of %d", i+1, n))

@@ -275,9 +275,6 @@ func (f *managerFlags) settings() (group int, open manager.Config, err error) {
 	if err == nil {
 		err = f.checkPlaces()
 	}
-	if err == nil && nats != nil && len(f.doors.gitea) > 0 {
-		err = errors.New("gitea does not work with --nats yet: use a manager with a state of its own")
-	}
 	if err == nil {
 		err = f.doors.check()
 	}

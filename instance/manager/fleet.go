@@ -23,6 +23,7 @@ type fleet interface {
 	vms
 	requests
 	builds
+	tasks
 	peers
 }
 
@@ -74,6 +75,17 @@ type builds interface {
 	cancelRecord(ctx context.Context, rec *state.Record) (done bool, err error)
 	// awaitEnd waits for the result of a build that this manager does not have, after the end of its log.
 	awaitEnd(ctx context.Context, id string) error
+}
+
+// tasks is a fleet's answers about the tasks of servers, which one manager at a time reports.
+type tasks interface {
+	// Term waits until this manager may have tasks. What it returns ends with ctx, and when another manager may take them
+	// over. The caller calls stop.
+	Term(ctx context.Context) (term context.Context, stop context.CancelFunc, err error)
+	// Free reports whether this manager may take over the tasks that a manager has.
+	Free(ctx context.Context, manager string) bool
+	// awaitTasks waits until there may be tasks to be taken over. It returns an error when ctx ends.
+	awaitTasks(ctx context.Context) error
 }
 
 // peers is a fleet's calls to the other managers.
@@ -147,6 +159,19 @@ func (alone) cancelRecord(_ context.Context, rec *state.Record) (done bool, err 
 
 // awaitEnd does not wait: a build that this manager does not have has ended.
 func (alone) awaitEnd(context.Context, string) error { return nil }
+
+func (alone) Term(ctx context.Context) (context.Context, context.CancelFunc, error) {
+	term, stop := context.WithCancel(ctx)
+	return term, stop, nil
+}
+
+// Free is true: the manager has ended.
+func (alone) Free(context.Context, string) bool { return true }
+
+func (alone) awaitTasks(ctx context.Context) error {
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
 
 func (alone) ask(context.Context, peerQuestion) []peerAnswer { return nil }
 

@@ -33,7 +33,12 @@ type door struct {
 // serveGitea starts a manager with a door for the server.
 func serveGitea(t *testing.T, f *fleet, server *giteatest.Fake, change ...func(*giteadoor.Config)) *door {
 	t.Helper()
-	m := f.start(t)
+	return openDoor(t, f.start(t), server, change...)
+}
+
+// openDoor opens a door of a manager for the server.
+func openDoor(t *testing.T, m *running, server *giteatest.Fake, change ...func(*giteadoor.Config)) *door {
+	t.Helper()
 	cfg := giteadoor.Config{
 		Name: "test", URL: server.URL, Runner: "runner", Labels: []string{"ubuntu-latest", "gpu"},
 		Token: func() (string, error) { return giteatest.RegistrationToken, nil },

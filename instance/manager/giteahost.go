@@ -24,7 +24,7 @@ import (
 // is ready for use.
 type rooms struct {
 	mu  sync.Mutex // guards the following
-	all map[string]*instance.Reservation
+	all map[string]*room
 }
 
 // room is a slot of a door.
@@ -37,7 +37,7 @@ type room struct {
 // Release implements giteadoor.Room.
 func (r *room) Release() {
 	r.of.mu.Lock()
-	if r.of.all[r.id] == r.Reservation {
+	if r.of.all[r.id] == r {
 		delete(r.of.all, r.id)
 	}
 	r.of.mu.Unlock()
@@ -49,25 +49,30 @@ func (r *rooms) keep(id string, of *room) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.all == nil {
-		r.all = map[string]*instance.Reservation{}
+		r.all = map[string]*room{}
 	}
 	of.id = id
-	r.all[id] = of.Reservation
+	r.all[id] = of
 }
 
-// take returns the slot of a pipeline, once, or nil.
-func (r *rooms) take(id string) *instance.Reservation {
+// find returns the slot of a pipeline, or nil.
+func (r *rooms) find(id string) *room {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	found := r.all[id]
-	delete(r.all, id)
-	return found
+	return r.all[id]
+}
+
+// release gives the slot of a pipeline back, if there is one.
+func (r *rooms) release(id string) {
+	if found := r.find(id); found != nil {
+		found.Release()
+	}
 }
 
 // beginInRoom begins a build of a pipeline for which a slot is reserved, if there is one. Else the build begins when
 // the queue hands its request out.
 func (m *Manager) beginInRoom(ctx context.Context, r *state.Request, pipeline string) error {
-	room := m.rooms.take(pipeline)
+	room := m.rooms.find(pipeline)
 	if room == nil {
 		return nil
 	}
@@ -81,9 +86,12 @@ func (m *Manager) beginInRoom(ctx context.Context, r *state.Request, pipeline st
 	if err != nil || rec == nil || rec.Phase != state.PhaseWaiting {
 		return err
 	}
-	err = m.begin(ctx, r, rec, nil, room)
+	err = m.begin(ctx, r, rec, nil, room.Reservation)
 	if errors.Is(err, state.ErrTaken) {
 		return nil
+	}
+	if b := m.find(r.ID); b != nil && m.fleet.ID() != "" && slices.Contains(m.cfg.Group.Waiting(), b.attemptID()) {
+		m.leaveTo(b) // the slot does not suit it: it waits in the queue of all managers
 	}
 	return err
 }
@@ -94,6 +102,7 @@ func (m *Manager) ServeGitea(ctx context.Context, cfg giteadoor.Config) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(m.takes, cancel)() //nolint:contextcheck // the manager's end
+	texts := &doorTexts{m: m}
 	door := giteadoor.New(cfg, giteadoor.Host{
 		Reserve: func(ctx context.Context) (giteadoor.Room, error) {
 			r, err := m.cfg.Group.Reserve(ctx, cfg.Party(), nil)
@@ -119,13 +128,21 @@ func (m *Manager) ServeGitea(ctx context.Context, cfg giteadoor.Config) {
 			}
 			return err
 		},
-		Keep: m.store.KeepText, Kept: m.store.KeptTexts, Forget: m.store.ForgetText,
+		Keep: texts.keep, Kept: texts.kept, Forget: texts.forget, Term: texts.term, KeepTask: texts.keepTask, ForgetTask: m.store.ForgetText,
+		Tasks: texts.take, AwaitTasks: m.fleet.awaitTasks,
 		Labels: m.labels, Version: m.cfg.Version, Logger: m.cfg.Logger,
 	})
+	served := make(chan struct{})
+	if !m.spawn(func() { // what it keeps at its end is kept, and nobody else has its tasks before
+		defer close(served)
+		door.Serve(ctx)
+	}) {
+		return
+	}
 	m.mu.Lock()
 	m.doors = append(m.doors, door)
 	m.mu.Unlock()
-	door.Serve(ctx)
+	<-served
 	m.mu.Lock()
 	m.doors = slices.DeleteFunc(m.doors, func(d *giteadoor.Door) bool { return d == door })
 	m.mu.Unlock()

@@ -26,6 +26,7 @@ type peerQuestion struct {
 	Manager string `json:"manager"`          // the one that asks
 	Taken   bool   `json:"taken,omitempty"`  // asks for the builds that the others have
 	Status  bool   `json:"status,omitempty"` // asks for their VMs
+	Has     string `json:"has,omitempty"`    // asks for the one that has this build or pipeline
 }
 
 // peerAnswer is the answer of one of them.
@@ -34,6 +35,7 @@ type peerAnswer struct {
 	Running int64        `json:"running,omitempty"` // how many of them run
 	VMs     []control.VM `json:"vms,omitempty"`     // those that it has
 	Waiting int          `json:"waiting,omitempty"` // leases that wait for one of them
+	Has     bool         `json:"has,omitempty"`
 }
 
 // answer answers the other managers until the connection is closed.
@@ -46,6 +48,10 @@ func (c *shared) answer() error {
 		}
 		var a peerAnswer
 		switch {
+		case q.Has != "":
+			if a.Has = m.has(q.Has); !a.Has {
+				return
+			}
 		case q.Taken:
 			a = m.taken()
 		case q.Status:
@@ -90,6 +96,9 @@ func (c *shared) ask(ctx context.Context, q peerQuestion) (answers []peerAnswer)
 		var a peerAnswer
 		if json.Unmarshal(msg.Data, &a) == nil {
 			answers = append(answers, a)
+		}
+		if a.Has {
+			break // no other one answers
 		}
 	}
 	return answers

@@ -138,7 +138,7 @@ func (p *PipelineRun) push(ctx context.Context, id string, a PipelineAttempt) er
 	var r *state.Request
 	if err == nil {
 		err = p.m.store.Persist(ctx, func(ctx context.Context) (err error) {
-			r, err = p.m.store.PushBuild(ctx, id, req)
+			r, err = p.m.store.PushBuild(ctx, id, req, p.m.firstFor(p.id))
 			return err
 		})
 	}

@@ -59,7 +59,7 @@ type PipelineRun struct {
 
 	mu     sync.Mutex // guards the following
 	rec    *state.Pipeline
-	msg    *state.Delivery
+	msg    *state.Delivery         // nil before the queue has handed the call out
 	stop   context.CancelCauseFunc // cancels the builds of Carry; nil without one
 	begun  []string                // jobs with a build when Carry began; nil if it is the first one
 	play   func(job string)        // of Carry; may be nil
@@ -117,7 +117,7 @@ func (m *Manager) callAgain() error {
 				err = m.endOlder(ctx, p)
 			}
 			if err == nil && p.Phase == state.PipelineQueued {
-				err = m.store.Call(ctx, p.ID)
+				_, err = m.store.Call(ctx, p.ID, "")
 			}
 		}
 		return err
@@ -130,17 +130,27 @@ func (m *Manager) acceptCall(d *state.Delivery) error {
 	if err != nil {
 		return err
 	}
+	if m.isOthers(d, id) {
+		return m.pass(d)
+	}
+	return m.takeCall(id, call, d)
+}
+
+// takeCall is acceptCall for a call that may not have been handed out yet: then d is nil.
+func (m *Manager) takeCall(id string, call uint64, d *state.Delivery) error {
 	m.mu.Lock()
 	p := m.carried[id]
 	m.mu.Unlock()
 	if p != nil && p.call == call { // it came again
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		p.msg = d
+		if d != nil {
+			p.msg = d
+		}
 		return nil
 	}
 	if p != nil { // it sees each change of the record
-		return d.Ack()
+		return ackCall(d)
 	}
 	if d.IsLate() {
 		return nil
@@ -152,7 +162,7 @@ func (m *Manager) acceptCall(d *state.Delivery) error {
 		return err
 	}
 	if rec == nil || rec.AtRest() || rec.Phase == state.PipelineRunning && rec.Call != call {
-		return d.Ack() // it is not kept any more, has nothing to do, or the manager with that call sees each change
+		return ackCall(d) // it is not kept any more, has nothing to do, or the manager with that call sees each change
 	}
 	first := rec.Started.IsZero() && len(rec.Rounds) == 0
 	rec.Phase, rec.Call, rec.Manager = state.PipelineRunning, call, m.fleet.ID()
@@ -161,6 +171,9 @@ func (m *Manager) acceptCall(d *state.Delivery) error {
 	}
 	err = m.store.PutPipeline(ctx, rec)
 	if errors.Is(err, state.ErrTaken) {
+		if d == nil {
+			return nil // another manager carries it out
+		}
 		return m.pass(d)
 	}
 	if err != nil {
@@ -179,6 +192,14 @@ func (m *Manager) acceptCall(d *state.Delivery) error {
 	m.carried[id] = p
 	m.wg.Go(func() { m.carry(p, first) }) //nolint:contextcheck // its life is the manager's
 	return nil
+}
+
+// ackCall takes a call out of the queue, if that has handed it out.
+func ackCall(d *state.Delivery) error {
+	if d == nil {
+		return nil
+	}
+	return d.Ack()
 }
 
 // carry carries a pipeline out until it does not go on by itself. first says that no job of it has begun.
@@ -333,7 +354,7 @@ func (p *PipelineRun) rest(end *pb.Pipeline, failed error) (done bool) {
 		case err == nil:
 			p.rec = r
 			if !p.msg.IsLate() { // else it comes again, and finds the pipeline at rest
-				_ = p.msg.Ack()
+				_ = ackCall(p.msg)
 			}
 			return true
 		}
@@ -473,21 +494,23 @@ func (p *PipelineRun) findBegun(ctx context.Context) error {
 func (p *PipelineRun) working() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.msg.InProgress()
+	return p.msg != nil && p.msg.InProgress()
 }
 
 // giveBack gives the call back to the queue, for another manager.
 func (p *PipelineRun) giveBack() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	_ = p.msg.GiveBack(0) // else the queue hands it out again later
+	if p.msg != nil {
+		_ = p.msg.GiveBack(0) // else the queue hands it out again later
+	}
 }
 
 // counts implements delivered.
 func (p *PipelineRun) counts(until time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.msg.Until.Before(until) {
+	if p.msg != nil && p.msg.Until.Before(until) {
 		p.msg.Until = until
 	}
 }

@@ -167,7 +167,22 @@ func (m *Manager) keepPipeline(
 	if err := m.endOlder(ctx, p); err != nil {
 		return "", err
 	}
-	return id, m.store.Call(ctx, id)
+	return id, m.callFor(ctx, id)
+}
+
+// callFor calls for a manager that carries a new pipeline out. With other managers, this one begins at once if it has a
+// slot for the pipeline.
+func (m *Manager) callFor(ctx context.Context, id string) error {
+	first := m.firstFor(id)
+	place, err := m.store.Call(ctx, id, first)
+	if err != nil || first == "" {
+		return err
+	}
+	err = m.takeCall(id, place, nil) //nolint:contextcheck // bounded by the manager's life
+	if !m.carries(id) {              // another one does, and does not know of the slot
+		m.rooms.release(id)
+	}
+	return err
 }
 
 // endOlder ends older pipelines, or jobs of them, that a newer one makes redundant.
@@ -321,7 +336,7 @@ func (m *Manager) changePipeline(ctx context.Context, id string, edit func(*stat
 			continue
 		}
 		if err == nil {
-			err = m.store.Call(ctx, id)
+			_, err = m.store.Call(ctx, id, "")
 		}
 		return err
 	}

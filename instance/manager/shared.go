@@ -162,6 +162,9 @@ func (c *shared) cancelRecord(ctx context.Context, rec *state.Record) (done bool
 	return true, c.cancelElsewhere(ctx, rec)
 }
 
+// awaitTasks waits as long as the lease is renewed: another manager may have died.
+func (c *shared) awaitTasks(ctx context.Context) error { return pause.For(ctx, c.m.cfg.Lease/6) }
+
 func (c *shared) awaitEnd(ctx context.Context, id string) error { return c.m.store.AwaitEnd(ctx, id) }
 
 // abandon leaves builds and leases to another manager, by their names on the VM.

@@ -145,7 +145,8 @@ func (m *Manager) accept(d *state.Delivery, room *instance.Reservation) error {
 		}
 		return err
 	}
-	if rec != nil && rec.Phase == state.PhaseRunning && !m.fleet.Has(rec.Instance) {
+	if rec != nil && rec.Phase == state.PhaseRunning && !m.fleet.Has(rec.Instance) ||
+		rec != nil && rec.Phase == state.PhaseWaiting && m.isOthers(d, r.ID) {
 		return m.pass(d)
 	}
 	err = m.begin(ctx, r, rec, d, room)

@@ -188,6 +188,7 @@ func (c *Member) release(ctx context.Context, id string) {
 
 // Leave gives up all VMs, when the manager ends.
 func (c *Member) Leave(ctx context.Context) {
+	c.endTerm()
 	for _, id := range c.Held() {
 		if c.release(ctx, id); ctx.Err() != nil {
 			break

@@ -81,7 +81,8 @@ type Member struct {
 	until    time.Time
 	surplus  int // consecutive checks with more VMs than our share and no idle VM
 
-	mu     sync.Mutex           // guards the following
+	mu     sync.Mutex // guards the following
+	term   *term
 	held   map[string]uint64    // the revisions of its claims, by the ID of the VM
 	claims map[string]claim     // of all managers, by the ID of the VM
 	peers  map[string]neighbour // the other managers
@@ -102,7 +103,7 @@ type neighbour struct {
 // New returns a Member that does not take part yet.
 func New(cfg Config) *Member {
 	return &Member{
-		cfg: cfg, held: map[string]uint64{}, claims: map[string]claim{}, peers: map[string]neighbour{},
+		cfg: cfg, term: noTerm(), held: map[string]uint64{}, claims: map[string]claim{}, peers: map[string]neighbour{},
 	}
 }
 
@@ -316,7 +317,11 @@ func (c *Member) renew(ctx context.Context) error {
 
 // leaseIs notes a lease that was renewed by a request that was sent at that time.
 func (c *Member) leaseIs(life string, revision uint64, sent time.Time) {
+	begins := c.life != life
 	c.life, c.revision, c.until = life, revision, sent.Add(c.cfg.Lease*2/3)
+	if begins {
+		c.beginTerm()
+	}
 }
 
 // fence gives up all VMs at once.
@@ -325,6 +330,7 @@ func (c *Member) fence(why string) {
 		return
 	}
 	c.life = ""
+	c.endTerm()
 	held := c.Held()
 	c.cfg.Logger.Error("the manager leaves its VMs", "because", why, "instances", len(held))
 	for _, id := range held {

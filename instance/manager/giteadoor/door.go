@@ -176,14 +176,31 @@ func New(cfg Config, host Host) *Door {
 // has then go on: the next door of this name reports them.
 func (d *Door) Serve(ctx context.Context) {
 	defer d.client.Close()
-	defer d.tasks.Wait()
-	d.repeat(ctx, "go on with its tasks", func() error { return d.resume(ctx) })
 	for ctx.Err() == nil {
-		runner, room := d.enter(ctx)
-		if ctx.Err() == nil {
+		term, stop, err := d.host.Term(ctx)
+		if err == nil {
+			d.serve(ctx, term)
+			stop()
+		}
+	}
+}
+
+// serve serves while this manager may have tasks. life is Serve's context.
+func (d *Door) serve(life, term context.Context) {
+	defer d.tasks.Wait()
+	resume := func() error { return d.resume(term) }
+	d.repeat(term, "go on with its tasks", resume)
+	d.tasks.Go(func() {
+		for d.host.AwaitTasks(term) == nil {
+			d.repeat(term, "go on with the tasks of other managers", resume)
+		}
+	})
+	for term.Err() == nil {
+		runner, room := d.enter(term)
+		if term.Err() == nil {
 			d.works()
-			if left := d.take(ctx, runner, room); left.Ephemeral {
-				d.leave(ctx, left)
+			if left := d.take(life, term, runner, room); left.Ephemeral {
+				d.leave(life, left)
 			}
 		} else if room != nil {
 			room.Release()
@@ -321,10 +338,10 @@ func (d *Door) register(ctx context.Context) (runner Registration, err error) {
 	return runner, err
 }
 
-// take takes tasks, each with a slot, until ctx ends, the server does not know the runner any more, or its labels
-// change. An ephemeral runner takes one. room is a slot for the first task; nil: it waits for one. It returns the
-// runner if it can still get a task.
-func (d *Door) take(ctx context.Context, runner Registration, room Room) (left Registration) {
+// take takes tasks, each with a slot, until ctx, which is the term, ends, the server does not know the runner any more,
+// or its labels change. An ephemeral runner takes one. room is a slot for the first task; nil: it waits for one. It
+// returns the runner if it can still get a task.
+func (d *Door) take(life, ctx context.Context, runner Registration, room Room) (left Registration) {
 	client := d.client.As(runner)
 	var version int64 // 0: the server looks for a task
 	looked := time.Now()
@@ -366,7 +383,7 @@ func (d *Door) take(ctx context.Context, runner Registration, room Room) (left R
 		default:
 			version = 0
 			for _, task := range tasks { // Gitea gives one; only the first has the slot
-				d.begin(ctx, &record{Task: task, Runner: runner, Marks: strings.ToLower(rand.Text()[:12])}, room)
+				d.begin(life, ctx, &record{Task: task, Runner: runner, Marks: strings.ToLower(rand.Text()[:12])}, room)
 				room = nil
 			}
 			if runner.Ephemeral {
@@ -438,23 +455,28 @@ func jittered(wait time.Duration) time.Duration {
 	return wait*3/4 + wait/2*time.Duration(b[0])/255
 }
 
-// begin keeps a task and starts its report. room is released in any case.
-func (d *Door) begin(ctx context.Context, r *record, room Room) {
+// begin keeps a task and starts its report, unless the term has ended: then the manager that has the task does so. room
+// is released in any case.
+func (d *Door) begin(life, term context.Context, r *record, room Room) {
 	key := d.key(kindTask) + "." + strconv.FormatInt(r.Task.ID, 10)
 	keep := func() error {
-		keeping, stop := beyond(ctx) // the server counts on it
+		keeping, stop := beyond(life) // the server counts on it
 		defer stop()
 		text, err := r.encode()
 		if err == nil {
-			err = d.host.Keep(keeping, key, text)
+			err = d.host.KeepTask(keeping, key, text)
 		}
 		return err
 	}
 	if err := keep(); err != nil {
 		d.host.Logger.Error("a task cannot be kept", "task", r.Task.ID, "error", err)
-		d.repeat(ctx, "keep a task", keep)
+		d.repeat(life, "keep a task", keep)
 	}
-	d.start(ctx, r, key, room)
+	if term.Err() == nil {
+		d.start(term, r, key, room)
+	} else if room != nil {
+		room.Release()
+	}
 }
 
 // endGrace is how long a question to the server may still be answered, and the answer be kept, at the end of a door.
@@ -487,25 +509,20 @@ func (d *Door) start(ctx context.Context, r *record, key string, room Room) {
 		}
 		newReport(d, r, room == nil).run(ctx, room)
 		if ctx.Err() != nil {
-			return // the next door goes on
+			return // the next door goes on, or another manager
 		}
-		d.repeat(ctx, "forget a task", func() error { return d.host.Forget(ctx, key) })
+		d.repeat(ctx, "forget a task", func() error { return d.host.ForgetTask(ctx, key) })
 	})
 }
 
-// resume goes on with the tasks of a door before.
-func (d *Door) resume(ctx context.Context) error {
-	kept, err := d.host.Kept(ctx, d.key(kindTask))
-	if err != nil {
-		return err
-	}
-	for key, text := range kept {
+// resume goes on with the tasks of a door before, and of managers that have ended.
+func (d *Door) resume(term context.Context) error {
+	return d.host.Tasks(term, d.key(kindTask), func(key string, text []byte) {
 		r := &record{}
 		if err := json.Unmarshal(text, r); err != nil || r.Task == nil {
 			d.host.Logger.Error("a task in the state cannot be read", "key", key, "error", err)
-			continue
+			return
 		}
-		d.start(ctx, r, key, nil)
-	}
-	return nil
+		d.start(term, r, key, nil)
+	})
 }

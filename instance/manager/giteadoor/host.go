@@ -25,11 +25,23 @@ type Host struct {
 	Outputs func(ctx context.Context, build string) (map[string]string, error)
 	// Cancel ends the pipeline of a key. What has ended, or is not there, stays as it is.
 	Cancel func(ctx context.Context, key string) error
-	// Keep keeps a text under a key, sealed, and returns when it is on disk. Kept returns all texts whose keys begin with
-	// a prefix. Forget removes one.
+	// Keep keeps a text of this manager under a key, sealed, and returns when it is on disk. Kept returns all such texts
+	// whose keys begin with a prefix. Forget removes one.
 	Keep   func(ctx context.Context, key string, text []byte) error
 	Kept   func(ctx context.Context, prefix string) (map[string][]byte, error)
 	Forget func(ctx context.Context, key string) error
+	// Term waits until this manager may have tasks. The context that it returns ends with ctx, and when another manager
+	// may take them over: then the door does nothing more about them. The door calls stop when it has ended all of that.
+	Term func(ctx context.Context) (term context.Context, stop context.CancelFunc, err error)
+	// KeepTask keeps a task of this manager, sealed, and returns when it is on disk. ForgetTask removes one. Once KeepTask
+	// was called, Tasks leaves the task out in this term.
+	KeepTask   func(ctx context.Context, key string, text []byte) error
+	ForgetTask func(ctx context.Context, key string) error
+	// Tasks passes the tasks whose keys begin with a prefix to begin, once in a term: those that this manager has, and
+	// those of managers that have ended, which are this manager's then.
+	Tasks func(term context.Context, prefix string, begin func(key string, text []byte)) error
+	// AwaitTasks waits until Tasks may find more. It returns an error when the term ends.
+	AwaitTasks func(term context.Context) error
 	// Labels returns the labels of each VM.
 	Labels func() []map[string]string
 	// Version is the version of the program.

@@ -44,9 +44,11 @@ func Changed(err error) bool {
 		told.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant)
 }
 
-// Entries returns the entries of a bucket whose keys match.
-func Entries(ctx context.Context, of jetstream.KeyValue, keys string) (all []jetstream.KeyValueEntry, err error) {
-	watch, err := of.Watch(ctx, keys, jetstream.IgnoreDeletes())
+// Entries returns the entries of a bucket whose keys match. Options may leave out their values.
+func Entries(
+	ctx context.Context, of jetstream.KeyValue, keys string, options ...jetstream.WatchOpt,
+) (all []jetstream.KeyValueEntry, err error) {
+	watch, err := of.Watch(ctx, keys, append(options, jetstream.IgnoreDeletes())...)
 	if err == nil {
 		defer func() { _ = watch.Stop() }() // it may be closed
 		all, err = Present(ctx, watch)

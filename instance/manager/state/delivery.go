@@ -34,6 +34,9 @@ func (d *Delivery) Request() (*Request, error) {
 	return requestOf(at.Sequence.Stream, d.msg.Headers(), d.msg.Data(), at.Timestamp), nil
 }
 
+// For returns the manager for which the request is first, or "".
+func (d *Delivery) For() string { return d.msg.Headers().Get(managerHeader) }
+
 // Times returns how often the request was handed out, with this time; 0 if that is not known.
 func (d *Delivery) Times() uint64 {
 	at, err := d.msg.Metadata()

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"google.golang.org/protobuf/proto"
 
@@ -162,12 +163,19 @@ func (s *Store) OpenCalls(ctx context.Context, wait time.Duration) (*Queue, erro
 	return s.openConsumer(ctx, s.calls, callsSubject, wait)
 }
 
-// Call calls for a manager that carries a pipeline out.
-func (s *Store) Call(ctx context.Context, id string) error {
-	if _, err := s.js.Publish(ctx, callsSubject, []byte(id)); err != nil {
-		return fmt.Errorf("call for the pipeline %s: %w", id, err)
+// Call calls for a manager that carries a pipeline out, and returns the place of the call. It is for one manager first,
+// unless that is empty.
+func (s *Store) Call(ctx context.Context, id, manager string) (place uint64, err error) {
+	msg := nats.NewMsg(callsSubject)
+	msg.Data = []byte(id)
+	if manager != "" {
+		msg.Header.Set(managerHeader, manager)
 	}
-	return nil
+	ack, err := s.js.PublishMsg(ctx, msg)
+	if err != nil {
+		return 0, fmt.Errorf("call for the pipeline %s: %w", id, err)
+	}
+	return ack.Sequence, nil
 }
 
 // Called returns the pipeline for which a delivery calls, and the place of the call.

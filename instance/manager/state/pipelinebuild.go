@@ -19,9 +19,16 @@ import (
 // buildHeader is the header of a request with the ID of its build, if that is not made of its place and its key.
 const buildHeader = "Stepmux-Build"
 
+// managerHeader is the header of a request, and of a call for a pipeline, that is for a manager first: that one has a
+// slot for it.
+const managerHeader = "Stepmux-Manager"
+
 // PushBuild queues a build of a pipeline, which has a record, and returns its request. If the queue has its request
-// already, it has two then: that does no harm, since a build is known by its record.
-func (s *Store) PushBuild(ctx context.Context, id string, asked *pb.SubmitRequest) (*Request, error) {
+// already, it has two then: that does no harm, since a build is known by its record. Unless manager is empty, the
+// request is for that one first.
+func (s *Store) PushBuild(
+	ctx context.Context, id string, asked *pb.SubmitRequest, manager string,
+) (*Request, error) {
 	text, err := proto.Marshal(asked)
 	if err != nil {
 		return nil, err
@@ -31,6 +38,9 @@ func (s *Store) PushBuild(ctx context.Context, id string, asked *pb.SubmitReques
 	}
 	msg := nats.NewMsg(queueSubject)
 	msg.Header.Set(buildHeader, id)
+	if manager != "" {
+		msg.Header.Set(managerHeader, manager)
+	}
 	projects := []string{}
 	if asked.GetProject() != "" {
 		projects = append(projects, asked.GetProject())

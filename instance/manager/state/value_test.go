@@ -62,7 +62,15 @@ func TestNothingThatHasGoneComesBackAfterAKill(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, s.KeepText(ctx, "gitea.task", []byte("text")))
 	}
+	require.NoError(t, s.KeepTask(ctx, "gitea.task.7", "a", []byte("text")))
+	for range 3 {
+		all, err := s.Tasks(ctx, "gitea.task")
+		require.NoError(t, err)
+		_, err = s.TakeTask(ctx, "gitea.task.7", all["gitea.task.7"], "b", func(string) bool { return true })
+		require.NoError(t, err)
+	}
 	require.NoError(t, s.ForgetText(ctx, "gitea.task"))
+	require.NoError(t, s.ForgetText(ctx, "gitea.task.7"))
 
 	// What is still there ends with its time: the records of the build and of the pipeline, at last the marks.
 	expire := func() {

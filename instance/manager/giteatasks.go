@@ -1,0 +1,139 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"strings"
+	"sync"
+
+	"github.com/stepmux/stepmux/instance/manager/state"
+)
+
+// doorTexts are what a door keeps: texts of this manager, and tasks, each of which one manager of a cluster has. It is
+// safe for concurrent use, but take is for one goroutine at a time.
+type doorTexts struct {
+	m *Manager
+
+	mu  sync.Mutex      // guards the following
+	has map[string]bool // tasks that were kept or taken in this term
+
+	others map[string]otherTask // of take: tasks that other managers had
+}
+
+// otherTask is a task of another manager, as long as it has this revision.
+type otherTask struct {
+	revision uint64
+	manager  string
+}
+
+// own is the key of a text of this manager.
+func (t *doorTexts) own(key string) string {
+	if id := t.m.fleet.ID(); id != "" {
+		return id + "." + key
+	}
+	return key
+}
+
+func (t *doorTexts) keep(ctx context.Context, key string, text []byte) error {
+	return t.m.store.KeepText(ctx, t.own(key), text)
+}
+
+func (t *doorTexts) kept(ctx context.Context, prefix string) (map[string][]byte, error) {
+	found, err := t.m.store.KeptTexts(ctx, t.own(prefix))
+	all := map[string][]byte{}
+	for key, text := range found {
+		all[strings.TrimPrefix(key, t.own(""))] = text
+	}
+	return all, err
+}
+
+func (t *doorTexts) forget(ctx context.Context, key string) error {
+	return t.m.store.ForgetText(ctx, t.own(key))
+}
+
+// term is giteadoor.Host.Term.
+func (t *doorTexts) term(ctx context.Context) (context.Context, context.CancelFunc, error) {
+	term, stop, err := t.m.fleet.Term(ctx)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.has, t.others = map[string]bool{}, map[string]otherTask{}
+	return term, stop, err
+}
+
+// note notes that this manager has a task.
+func (t *doorTexts) note(key string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.has[key] = true
+}
+
+func (t *doorTexts) hasTask(key string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.has[key]
+}
+
+func (t *doorTexts) keepTask(ctx context.Context, key string, text []byte) error {
+	t.note(key)
+	return t.m.store.KeepTask(ctx, key, t.m.fleet.ID(), text)
+}
+
+// take is giteadoor.Host.Tasks.
+func (t *doorTexts) take(ctx context.Context, prefix string, begin func(key string, text []byte)) (failed error) {
+	all, err := t.m.store.Tasks(ctx, prefix)
+	if err != nil {
+		return err
+	}
+	looked := map[string]bool{} // whether managers keep their tasks; they are asked after the revisions were read
+	free := func(manager string) bool {
+		if _, known := looked[manager]; !known {
+			looked[manager] = t.m.fleet.Free(ctx, manager)
+		}
+		return looked[manager]
+	}
+	for key, revision := range all {
+		other, known := t.others[key]
+		if t.hasTask(key) || known && other.revision == revision && !free(other.manager) {
+			continue
+		}
+		text, err := t.m.store.TakeTask(ctx, key, revision, t.m.fleet.ID(), func(of string) bool {
+			t.others[key] = otherTask{revision, of}
+			return free(of)
+		})
+		failed = errors.Join(failed, err)
+		if text != nil && ctx.Err() == nil {
+			t.note(key)
+			begin(key, text)
+		}
+	}
+	maps.DeleteFunc(t.others, func(key string, _ otherTask) bool { return all[key] == 0 })
+	return failed
+}
+
+// firstFor returns this manager if it has a slot for a pipeline, which other managers might begin as well, else "".
+func (m *Manager) firstFor(pipeline string) string {
+	if m.rooms.find(pipeline) == nil {
+		return ""
+	}
+	return m.fleet.ID()
+}
+
+// isOthers reports whether what a queue has handed out is for another manager first, and that one has it: it has begun
+// with it before the queue could hand it out.
+func (m *Manager) isOthers(d *state.Delivery, id string) bool {
+	first := d.For()
+	return first != "" && first != m.fleet.ID() && len(m.fleet.ask(m.takes, peerQuestion{Has: id})) > 0
+}
+
+// has reports whether this manager has a build, carries a pipeline out, or has a slot for one of these.
+func (m *Manager) has(id string) bool {
+	return m.find(id) != nil || m.carries(id) || m.rooms.find(id) != nil || m.rooms.find(state.PipelineOf(id)) != nil
+}
+
+// carries reports whether this manager carries a pipeline out.
+func (m *Manager) carries(id string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.carried[id] != nil
+}
