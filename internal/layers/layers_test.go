@@ -357,6 +357,9 @@ var allowed = map[string][]string{
 	// A module of its own: the programs of a real cluster.
 	"internal/testing/kubetest/control": {},
 	"internal/testing/giteatest":        {"internal/testing/sshtest"},
+	"internal/testing/gitlabtest":       {}, // the standard library only
+	// A module of its own: GitLab Runner's client, and stand-ins for modules that cannot be had.
+	"internal/testing/gitlabtest/runner": {"internal/testing/gitlabtest"},
 	// It imitates GitLab Runner's manager, and shares no code with the programs that it drives.
 	"internal/testing/stockmanager": {"remote/api/runnerproto", "internal/pause"},
 	// A program that stands for another step runner.
