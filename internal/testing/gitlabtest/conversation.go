@@ -20,7 +20,7 @@ var recorded []byte
 
 // Line is a line of the conversation: either an act on the Fake, or a call with its answer.
 type Line struct {
-	// Act is what happens at the server before the next call: see [Fake.Act].
+	// Act happens at the server before the next call: see [Fake.Act].
 	Act string `json:"act,omitempty"`
 
 	Method  string            `json:"method,omitempty"`
@@ -45,8 +45,8 @@ func Conversation(t testing.TB) (all []Line) {
 	return all
 }
 
-// Act does at the server what a line of the conversation says: "add SCRIPT", "cancel ID", "end ID STATUS", "cut ID SIZE"
-// or "revoke".
+// Act does an act of the conversation at the server: "add SCRIPT", "cancel ID", "end ID STATUS", "cut ID SIZE" or
+// "revoke".
 func (f *Fake) Act(act string) {
 	word, rest, _ := strings.Cut(act, " ")
 	first, last, _ := strings.Cut(rest, " ")
@@ -96,7 +96,7 @@ func (c *Call) Line() Line {
 	return l
 }
 
-// without removes what a runner says of itself that depends on the machine or the version.
+// without removes the facts about a runner that depend on the machine or the version.
 func without(request json.RawMessage) json.RawMessage {
 	var fields map[string]any
 	if json.Unmarshal(request, &fields) != nil {
@@ -123,7 +123,7 @@ func picked(h http.Header, names []string) map[string]string {
 	return all
 }
 
-// asJSON returns a text as JSON with sorted keys, or as a text of JSON if it is none.
+// asJSON returns a text as JSON with sorted keys, or as a text of JSON if it is not JSON.
 func asJSON(text []byte) json.RawMessage {
 	if len(text) == 0 {
 		return nil

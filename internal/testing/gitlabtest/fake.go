@@ -2,11 +2,12 @@
 // traces and results, and store their artifacts.
 //
 // It is a fake: no GitLab server can be had for the tests. It is written from the published sources of GitLab's API for
-// runners (the endpoints, the services behind them, and Workhorse's long poll) and of GitLab Runner 19.4. Beside it, the
-// module in the folder runner makes every call with GitLab Runner's own client (make prove WHAT=gitlab), and its
-// recorded conversation is held with the fake again by each test run. Where servers differ, a field of [Config] says how
-// this one is. Two things are stricter than GitLab 19: a wrong checksum is answered with 412, which runners know and
-// the server keeps for itself, and a final state whose size is wrong as well.
+// runners (the endpoints, the services behind them, and Workhorse's long poll) and of GitLab Runner 19.4. The module in
+// the folder runner makes every call with GitLab Runner's own client (make prove WHAT=gitlab). Each test run holds its
+// recorded conversation with the fake again. Where servers differ, a field of [Config] says how this one is.
+//
+// It is stricter than GitLab 19 in one point: a wrong checksum or size of the trace is answered with 412. Runners know
+// that status; the server only logs the mistake.
 package gitlabtest
 
 import (
@@ -46,7 +47,7 @@ type Config struct {
 	// trace to its store.
 	Later int
 	// Store is the URL of a store of objects to which artifacts are redirected. The Fake answers there, too. If empty,
-	// there is none.
+	// the server stores them itself.
 	Store string
 	// Rate is how many calls a minute are answered. If zero, all.
 	Rate int
@@ -332,8 +333,8 @@ func (f *Fake) Revoke() {
 	f.tickLocked()
 }
 
-// Fail lets fault see each call before it is served. If it returns nil, the call is served as it should be. A nil fault
-// sees none. It must not call f.
+// Fail lets fault see each call before it is served. If it returns nil, the call is served as it should be. It may be
+// called several times at once. If fault is nil, all calls are served.
 func (f *Fake) Fail(fault func(*http.Request) *Fault) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -378,11 +379,12 @@ func (f *Fake) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 
 func (f *Fake) faultOf(req *http.Request) *Fault {
 	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.fault == nil {
+	fault := f.fault
+	f.mu.Unlock()
+	if fault == nil {
 		return nil
 	}
-	return f.fault(req)
+	return fault(req)
 }
 
 // note keeps a call.

@@ -81,8 +81,9 @@ func (f *Fake) limited(now time.Time) *answer {
 	reset := f.window.Add(time.Minute)
 	return &answer{status: http.StatusTooManyRequests, text: []byte("Retry later\n"), header: http.Header{
 		"Content-Type": {"text/plain"}, "Ratelimit-Limit": {strconv.Itoa(f.cfg.Rate)}, "Ratelimit-Remaining": {"0"},
-		"Ratelimit-Reset": {strconv.FormatInt(reset.Unix(), 10)}, "Ratelimit-Resettime": {reset.UTC().Format(http.TimeFormat)},
-		"Retry-After": {strconv.Itoa(int(reset.Sub(now).Seconds()) + 1)},
+		"Ratelimit-Reset":     {strconv.FormatInt(reset.Unix(), 10)},
+		"Ratelimit-Resettime": {reset.UTC().Format(http.TimeFormat)},
+		"Retry-After":         {strconv.Itoa(int(reset.Sub(now).Seconds()) + 1)},
 	}}
 }
 

@@ -111,9 +111,8 @@ func (f *Fake) download(req *http.Request, id int64) *answer {
 	case f.cfg.Store != "" && req.URL.Query().Get("direct_download") == "true":
 		return of(http.StatusFound, nil, "Location", f.address(j, "archive"))
 	}
-	return &answer{
-		status: http.StatusOK, header: http.Header{"Content-Type": {"application/octet-stream"}}, text: j.Artifacts["archive"],
-	}
+	header := http.Header{"Content-Type": {"application/octet-stream"}}
+	return &answer{status: http.StatusOK, header: header, text: j.Artifacts["archive"]}
 }
 
 // serveStore is a store of objects: the signature in the URL is enough.

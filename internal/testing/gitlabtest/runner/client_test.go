@@ -112,8 +112,7 @@ func (p *peer) patch(c *common.JobCredentials, start int, text string) common.Pa
 	return p.client.PatchTrace(p.config, c, []byte(text), start, false)
 }
 
-// The client is content with each answer of a server that does what it should. The lines are those of the recorded
-// conversation.
+// The client is content with each right answer. The lines are those of the recorded conversation.
 func TestTheClientIsContent(t *testing.T) {
 	p := newPeer(t, gitlabtest.Config{Hold: 300 * time.Millisecond, Interval: 5 * time.Second, MaxTrace: 1000})
 	runner, err := p.verify()
@@ -266,7 +265,8 @@ func TestTheClientAcknowledges(t *testing.T) {
 	require.Equal(t, common.UpdateSucceeded, p.put(c, common.Success, "").State)
 
 	_, c = p.take()
-	require.Eventually(t, func() bool { return p.fake.Job(c.ID).Status == gitlabtest.Failed }, 5*time.Second, time.Millisecond)
+	failed := func() bool { return p.fake.Job(c.ID).Status == gitlabtest.Failed }
+	require.Eventually(t, failed, 5*time.Second, time.Millisecond)
 	require.Equal(t, common.UpdateAbort, p.put(c, "pending", "").State)
 	job, _ := p.request()
 	require.NotNil(t, job)

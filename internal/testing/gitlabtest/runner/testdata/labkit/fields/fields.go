@@ -4,7 +4,7 @@ package fields
 // HTTPStatusCode names the status of an answer.
 const HTTPStatusCode = "status"
 
-// Deprecated has the fields that have other names now: there are none here.
+// Deprecated has the fields that have other names now: it is empty here.
 var Deprecated = map[string]struct{ Standard string }{}
 
 // VariantVersion has the versions of fields.

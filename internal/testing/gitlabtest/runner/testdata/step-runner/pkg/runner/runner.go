@@ -8,7 +8,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// BuiltinContext is what a built-in step gets.
+// BuiltinContext is given to a built-in step.
 type BuiltinContext interface {
 	GetJobVars() map[string]*structpb.Value
 	GetEnvs() map[string]string
