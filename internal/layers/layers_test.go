@@ -100,9 +100,10 @@ var allowed = map[string][]string{
 		"instance/manager/command", "internal/flight", "internal/pause", "internal/privatefile", "internal/wire",
 	},
 	"instance/manager/giteadoor": {
-		"instance/manager/managerv1", "internal/boundedfile", "internal/pause", "internal/sortedkeys", "internal/termtext",
-		"internal/yamltree", "remote/api/stepmuxv1", "remote/step/mask",
+		"instance/manager/managerv1", "internal/boundedfile", "internal/pause", "internal/servercall",
+		"internal/sortedkeys", "internal/termtext", "internal/yamltree", "remote/api/stepmuxv1", "remote/step/mask",
 	},
+	"instance/manager/gitlabdoor": {"internal/pause", "internal/servercall", "internal/termtext"},
 	"instance/manager/page": {
 		"internal/plural",
 		"instance", "instance/control", "instance/manager/access", "instance/manager/managerv1", "internal/boundedhttp",
@@ -154,8 +155,7 @@ var allowed = map[string][]string{
 		"internal/boundedfile", "internal/boundedzip", "internal/oserr", "internal/tail", "internal/termtext",
 	},
 	"remote/transfer": {
-		"internal/boundedfile", "internal/buildinfo", "internal/termtext", "internal/pause", "internal/netfault",
-		"internal/oserr",
+		"internal/buildinfo", "internal/termtext", "internal/netfault", "internal/oserr", "internal/servercall",
 	},
 	"remote/artifacts": {
 		"internal/plural",
@@ -337,6 +337,7 @@ var allowed = map[string][]string{
 	"internal/gcpace":                 {},
 	"internal/testing/remotetest":     {"internal/wire"},
 	"internal/boundedhttp":            {},
+	"internal/servercall":             {"internal/boundedfile", "internal/pause"},
 	"internal/privatefile":            {"internal/boundedfile", "internal/contents"},
 	"internal/boundedfile":            {},
 	"internal/filesum":                {"internal/boundedfile"},

@@ -3,8 +3,6 @@ package transfer
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -14,14 +12,11 @@ import (
 	"slices"
 	"time"
 
-	"github.com/stepmux/stepmux/internal/boundedfile"
 	"github.com/stepmux/stepmux/internal/buildinfo"
+	"github.com/stepmux/stepmux/internal/servercall"
 )
 
-const (
-	maxRedirects = 10
-	maxPEM       = 4 << 20 // bounds a file with certificates, in bytes
-)
+const maxRedirects = 10
 
 // Config configures a [Client].
 type Config struct {
@@ -57,9 +52,9 @@ func New(cfg Config) (*Client, error) {
 	cfg.Stall = cmp.Or(cfg.Stall, time.Minute)
 	cfg.RetryTime = cmp.Or(cfg.RetryTime, time.Second)
 	cfg.MeterEvery = cmp.Or(cfg.MeterEvery, 10*time.Second)
-	security, err := tlsConfig(cfg)
+	security, err := servercall.Files{CA: cfg.CAFile, Cert: cfg.CertFile, Key: cfg.KeyFile}.Config()
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("--tls-ca-file, --tls-cert-file and --tls-key-file: %w", err)
 	}
 	return &Client{cfg: cfg, http: &http.Client{
 		Transport: &http.Transport{
@@ -79,30 +74,6 @@ func New(cfg Config) (*Client, error) {
 
 // Close closes idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
-
-func tlsConfig(cfg Config) (*tls.Config, error) {
-	security := &tls.Config{MinVersion: tls.VersionTLS12}
-	if cfg.CAFile != "" {
-		data, err := boundedfile.Read(cfg.CAFile, maxPEM)
-		if err != nil {
-			return nil, fmt.Errorf("read the certificates of --tls-ca-file: %w", err)
-		}
-		if security.RootCAs, err = x509.SystemCertPool(); err != nil {
-			security.RootCAs = x509.NewCertPool()
-		}
-		if !security.RootCAs.AppendCertsFromPEM(data) {
-			return nil, fmt.Errorf("%s of --tls-ca-file has no certificate in PEM form", cfg.CAFile)
-		}
-	}
-	if cfg.CertFile != "" || cfg.KeyFile != "" {
-		own, err := tls.LoadX509KeyPair(cfg.CertFile, cfg.KeyFile)
-		if err != nil {
-			return nil, fmt.Errorf("read the client's certificate of --tls-cert-file and --tls-key-file: %w", err)
-		}
-		security.Certificates = []tls.Certificate{own}
-	}
-	return security, nil
-}
 
 // checkRedirect refuses redirects to a less safe protocol and redirects that lose the body. In a redirect to another
 // server it removes the caller's headers, which may be credentials.
@@ -181,7 +152,7 @@ func (c *Client) Do(ctx context.Context, r Request) (*http.Response, error) {
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
-		err = cmp.Or(sent.err(), contextCause(ctx), withoutURL(err))
+		err = cmp.Or(sent.err(), contextCause(ctx), servercall.WithoutURL(err))
 		cancel(nil)
 		return nil, err
 	}

@@ -43,19 +43,6 @@ func body(text string) func() (io.ReadCloser, error) {
 	return func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader(text)), nil }
 }
 
-func TestServerSaysHowLongToWait(t *testing.T) {
-	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	for want, header := range map[time.Duration]http.Header{
-		-1:               {},
-		7 * time.Second:  {"Retry-After": {"7"}},
-		0:                {"Retry-After": {"Fri, 02 Jan 2026 03:04:00 GMT"}},
-		10 * time.Second: {"Retry-After": {"7"}, "Ratelimit-Resettime": {"Fri, 02 Jan 2026 03:04:15 GMT"}},
-		9 * time.Second:  {"Retry-After": {"9"}, "Ratelimit-Resettime": {"soon"}},
-	} {
-		require.Equal(t, want, serverWait(header, now))
-	}
-}
-
 func TestRetryWaitsAsTheServerSaysOrLongerAndLonger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
@@ -294,7 +281,7 @@ func TestCertificatesOfAFileAreTrusted(t *testing.T) {
 	require.NoError(t, ask(Config{CAFile: file}))
 	require.NoError(t, os.WriteFile(file, []byte("no"), 0o600))
 	_, err = New(Config{CAFile: file})
-	require.ErrorContains(t, err, "of --tls-ca-file has no certificate in PEM form")
+	require.ErrorContains(t, err, file+" has no certificate in PEM form")
 	_, err = New(Config{CertFile: file, KeyFile: file})
 	require.ErrorContains(t, err, "--tls-cert-file")
 }

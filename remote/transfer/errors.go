@@ -3,7 +3,6 @@ package transfer
 import (
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -11,11 +10,11 @@ import (
 	"mime"
 	"net/http"
 	"net/url"
-	"strconv"
 	"time"
 
 	"github.com/stepmux/stepmux/internal/netfault"
 	"github.com/stepmux/stepmux/internal/oserr"
+	"github.com/stepmux/stepmux/internal/servercall"
 	"github.com/stepmux/stepmux/internal/termtext"
 )
 
@@ -40,16 +39,6 @@ func (e *StatusError) Error() string {
 	return text
 }
 
-// temporary reports whether the same request may succeed later.
-func (e *StatusError) temporary() bool {
-	switch e.Code {
-	case http.StatusRequestTimeout, http.StatusTooManyRequests, http.StatusInternalServerError, http.StatusBadGateway,
-		http.StatusServiceUnavailable, http.StatusGatewayTimeout:
-		return true
-	}
-	return e.Code >= 512
-}
-
 // localError is an error of [Local]. Like errors about a path, it is not retried.
 type localError struct{ error }
 
@@ -67,7 +56,7 @@ func Local(err error) error {
 // temporary reports whether the same request may succeed later. For errors of the network it returns true.
 func temporary(err error) bool {
 	if status, ok := errors.AsType[*StatusError](err); ok {
-		return status.temporary()
+		return servercall.Temporary(status.Code)
 	}
 	_, local := errors.AsType[localError](err)
 	_, file := errors.AsType[*fs.PathError](err)
@@ -81,62 +70,25 @@ func untrusted(err error) bool {
 	return certificate || authority
 }
 
-// lastError is a temporary error that has remained after all attempts.
-type lastError struct{ error }
-
-func (e lastError) Unwrap() error { return e.error }
-
 // IsFault reports whether the network, a server or this machine is at fault for an error of a transfer, and not the
 // request: the same transfer may succeed later, or on another machine.
 func IsFault(err error) bool {
 	if status, ok := errors.AsType[*StatusError](err); ok {
 		return netfault.OfServer(status.Code)
 	}
-	_, last := errors.AsType[lastError](err)
+	_, last := errors.AsType[*servercall.GaveUpError](err)
 	return last || untrusted(err) || oserr.Exhausted(err)
 }
 
 // statusError reads the rest of the answer.
 func statusError(resp *http.Response, now time.Time) *StatusError {
-	e := &StatusError{Code: resp.StatusCode, Origin: origin(resp.Request.URL), Wait: serverWait(resp.Header, now)}
+	e := &StatusError{Code: resp.StatusCode, Origin: origin(resp.Request.URL), Wait: servercall.Wait(resp.Header, now)}
 	e.Type, _, _ = mime.ParseMediaType(resp.Header.Get("Content-Type"))
 	if e.Type == "application/json" {
-		var said struct {
-			Message any    `json:"message"` // a text, or an object
-			Error   string `json:"error"`
-		}
 		data, _ := io.ReadAll(io.LimitReader(resp.Body, 4<<10)) // a cut message does not parse
-		if json.Unmarshal(data, &said) == nil {
-			if text, ok := said.Message.(string); ok {
-				e.Message = termtext.Short(text, 200)
-			} else {
-				e.Message = termtext.Short(said.Error, 200)
-			}
-		}
+		e.Message = termtext.Short(servercall.Message(data), 200)
 	}
 	return e
-}
-
-// serverWait returns how long a server asks to wait before the next request, or a negative time.
-func serverWait(h http.Header, now time.Time) time.Duration {
-	for _, name := range []string{"RateLimit-ResetTime", "Retry-After"} {
-		value := h.Get(name)
-		if seconds, err := strconv.ParseUint(value, 10, 31); err == nil {
-			return time.Duration(seconds) * time.Second
-		}
-		if at, err := http.ParseTime(value); err == nil {
-			return max(0, at.Sub(now))
-		}
-	}
-	return -1
-}
-
-// withoutURL removes the address from an error of net/http, because its query may be a signature.
-func withoutURL(err error) error {
-	if u, ok := errors.AsType[*url.Error](err); ok {
-		return u.Err
-	}
-	return err
 }
 
 // origin returns the scheme, host and port of u.

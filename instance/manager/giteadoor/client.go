@@ -1,17 +1,16 @@
 package giteadoor
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/servercall"
 	"github.com/stepmux/stepmux/internal/termtext"
 )
 
@@ -28,7 +27,7 @@ const (
 // for Fetch.
 type Client struct {
 	root string // the URL of the server, without a slash at its end
-	http *http.Client
+	http *servercall.Client
 	uuid string // of the runner; empty before it is registered
 	key  string // its token
 	ask  string // names the next question for a task
@@ -36,11 +35,7 @@ type Client struct {
 
 // NewClient returns a client of the server at a URL.
 func NewClient(root string) *Client {
-	transport := http.DefaultTransport.(*http.Transport).Clone()
-	return &Client{root: strings.TrimRight(root, "/"), http: &http.Client{
-		Transport:     transport,
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // it gets no token
-	}}
+	return &Client{root: strings.TrimRight(root, "/"), http: servercall.New(nil)}
 }
 
 // As returns a client that calls as a runner that is registered.
@@ -51,7 +46,7 @@ func (c *Client) As(r Registration) *Client {
 }
 
 // Close closes connections that no call uses.
-func (c *Client) Close() { c.http.CloseIdleConnections() }
+func (c *Client) Close() { c.http.Close() }
 
 // CallError is an error that the server has answered.
 type CallError struct {
@@ -97,36 +92,26 @@ func (c *Client) call(
 	if err != nil {
 		return fmt.Errorf("%s: %w", method, err)
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.root+"/api/actions/"+method, bytes.NewReader(body))
-	if err != nil {
-		return fmt.Errorf("%s: %w", method, err)
-	}
-	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("Connect-Protocol-Version", "1")
+	header := http.Header{"Content-Type": {"application/json"}, "Connect-Protocol-Version": {"1"}}
 	if c.uuid != "" {
-		req.Header.Set("X-Runner-Uuid", c.uuid)
-		req.Header.Set("X-Runner-Token", c.key)
+		header.Set("X-Runner-Uuid", c.uuid)
+		header.Set("X-Runner-Token", c.key)
 	}
 	for i := 0; i+1 < len(headers); i += 2 {
-		req.Header.Set(headers[i], headers[i+1])
+		header.Set(headers[i], headers[i+1])
 	}
-	resp, err := c.http.Do(req)
-	if err != nil {
-		return fmt.Errorf("%s: %w", method, err)
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+	got, err := c.http.Do(ctx, servercall.Request{
+		Method: http.MethodPost, URL: c.root + "/api/actions/" + method, Header: header, Body: body, Max: maxAnswer,
+	})
 	switch {
 	case err != nil:
-		return fmt.Errorf("%s: read the answer: %w", method, err)
-	case len(text) > maxAnswer:
-		return fmt.Errorf("%s: the answer has more than %d MiB", method, maxAnswer>>20)
-	case resp.StatusCode != http.StatusOK:
-		return errorOf(method, resp.StatusCode, text)
+		return fmt.Errorf("%s: %w", method, err)
+	case got.Status != http.StatusOK:
+		return errorOf(method, got.Status, got.Text)
 	}
-	if err := json.Unmarshal(text, out); err != nil {
+	if err := json.Unmarshal(got.Text, out); err != nil {
 		return fmt.Errorf("%s: the answer is not JSON of this service, is the URL that of a Gitea or Forgejo? %.100q", method,
-			text)
+			got.Text)
 	}
 	return nil
 }
