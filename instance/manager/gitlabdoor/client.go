@@ -59,6 +59,9 @@ type Info struct {
 type Client struct {
 	cfg  Config
 	http *servercall.Client
+	// pieces has a buffer for each piece of a trace that may be on its way at once: together they bound the memory for
+	// the traces of all jobs.
+	pieces chan []byte
 }
 
 // NewClient returns a Client. It reads the files of TLS, and calls nothing.
@@ -75,7 +78,11 @@ func NewClient(cfg Config) (*Client, error) {
 		transport.TLSClientConfig = security
 	}
 	cfg.URL = strings.TrimRight(cfg.URL, "/")
-	return &Client{cfg: cfg, http: servercall.New(transport)}, nil
+	c := &Client{cfg: cfg, http: servercall.New(transport), pieces: make(chan []byte, maxPieces)}
+	for range maxPieces {
+		c.pieces <- nil
+	}
+	return c, nil
 }
 
 // Close closes connections that no call uses.
