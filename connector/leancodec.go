@@ -40,12 +40,15 @@ func (c leanCodec) Unmarshal(data mem.BufferSlice, v any) error {
 
 // carryResponse is a pb.CarryResponse that is decoded again and again into the same memory. With a new one for each
 // piece, half of the garbage of an upload was pieces.
-type carryResponse struct{ data []byte }
+type carryResponse struct {
+	data []byte
+	told int64 // negative unless the message has it
+}
 
 // unmarshal decodes the wire form of a message. As in all messages, the last of several values counts.
 func (r *carryResponse) unmarshal(message []byte) error {
-	const dataField = 1
-	r.data = r.data[:0]
+	const dataField, toldField = 1, 2
+	r.data, r.told = r.data[:0], -1
 	for len(message) > 0 {
 		number, kind, tag := protowire.ConsumeTag(message)
 		if tag < 0 {
@@ -55,9 +58,13 @@ func (r *carryResponse) unmarshal(message []byte) error {
 		if n < 0 {
 			return protowire.ParseError(n)
 		}
-		if number == dataField && kind == protowire.BytesType {
+		switch {
+		case number == dataField && kind == protowire.BytesType:
 			data, _ := protowire.ConsumeBytes(message[tag:])
 			r.data = append(r.data[:0], data...)
+		case number == toldField && kind == protowire.VarintType:
+			told, _ := protowire.ConsumeVarint(message[tag:])
+			r.told = int64(told)
 		}
 		message = message[tag+n:]
 	}

@@ -27,6 +27,9 @@ func FuzzCarryResponse(f *testing.F) {
 	f.Add(append(of("one"), of("the last")...))
 	f.Add(append(unknown, append(of("one"), unknown...)...))
 	f.Add(of("cut off")[:4])
+	told, err := proto.Marshal(&pb.CarryResponse{Told: proto.Int64(0)})
+	require.NoError(f, err)
+	f.Add(told)
 	f.Add(protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), 1))
 	var got carryResponse // the memory of the message before
 	f.Fuzz(func(t *testing.T, text []byte) {
@@ -35,6 +38,8 @@ func FuzzCarryResponse(f *testing.F) {
 		if proto.Unmarshal(text, &want) == nil {
 			require.NoError(t, err)
 			require.Equal(t, string(want.GetData()), string(got.data))
+			require.Equal(t, want.Told != nil && want.GetTold() >= 0, got.told >= 0)
+			require.Equal(t, want.GetTold(), max(got.told, min(want.GetTold(), 0)))
 		}
 	})
 }

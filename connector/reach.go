@@ -27,6 +27,10 @@ type Services struct {
 	Relayed bool
 	// Take takes a connection that a process has made to the port, and has it closed. At most 128 are open at a time. It
 	// is called from several goroutines. The bytes are untrusted.
+	//
+	// The connection is an io.ReaderFrom, as that of TCP is for its sendfile. If it reads from an io.LimitedReader over an
+	// io.ReadSeeker with a method Content() (digest string, size int64), the SHA-256 and the size of the whole, the VM
+	// takes the content from its own archives. If it is not there, it is sent, and the VM keeps it there.
 	Take func(net.Conn)
 }
 
@@ -105,13 +109,14 @@ func (r *reaching) listen(ctx context.Context, address chan<- string) (progress 
 	if err != nil {
 		return false, err
 	}
+	files := false
 	err = receive(stream, func(msg *pb.ListenResponse) error {
 		if !progress {
 			host, port, err := net.SplitHostPort(msg.GetAddress())
 			if err != nil || net.ParseIP(host) == nil || port == "" {
 				return errAnnounced
 			}
-			progress = true
+			progress, files = true, msg.GetFiles()
 			select {
 			case address <- msg.GetAddress():
 			default: // it is the same after a broken call
@@ -125,7 +130,7 @@ func (r *reaching) listen(ctx context.Context, address chan<- string) (progress 
 		}
 		r.wg.Go(func() {
 			defer func() { <-r.slots }()
-			r.carry(ctx, msg.GetConnection())
+			r.carry(ctx, msg.GetConnection(), files)
 		})
 		return nil
 	})
@@ -136,7 +141,7 @@ func (r *reaching) listen(ctx context.Context, address chan<- string) (progress 
 }
 
 // carry carries the bytes of a connection until one of its ends closes it.
-func (r *reaching) carry(ctx context.Context, number int64) {
+func (r *reaching) carry(ctx context.Context, number int64, files bool) {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
 	stream, err := r.rpc.Carry(ctx)
@@ -147,28 +152,21 @@ func (r *reaching) carry(ctx context.Context, number int64) {
 		return
 	}
 	near, far := net.Pipe()
+	conn := &carriedConn{
+		Conn: near, stream: stream, done: ctx.Done(), end: end, files: files, told: make(chan int64, 1),
+	}
 	defer context.AfterFunc(ctx, func() { far.Close() })()
-	var said sync.WaitGroup
-	said.Go(func() {
-		buf := make([]byte, carried)
-		for {
-			n, err := far.Read(buf)
-			if n > 0 {
-				if stream.Send(&pb.CarryRequest{Data: buf[:n]}) != nil {
-					return
-				}
-			}
-			if err != nil {
-				_ = stream.CloseSend()
-				return
-			}
-		}
-	})
-	r.take(near)
+	r.take(conn)
 	var msg carryResponse
 	for stream.RecvMsg(&msg) == nil {
-		_, _ = far.Write(msg.data) // if the service has closed it, its last bytes may still be on their way
+		if msg.told < 0 {
+			_, _ = far.Write(msg.data) // if the service has closed it, its last bytes may still be on their way
+			continue
+		}
+		select {
+		case conn.told <- msg.told:
+		default: // nobody has asked
+		}
 	}
 	far.Close()
-	said.Wait()
 }

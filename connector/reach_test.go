@@ -15,12 +15,16 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/stepmux/stepmux/internal/contents"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/reach"
 )
 
 const token = "a-token-of-the-job"
+
+// noStore is for a step runner that keeps no files.
+func noStore() *contents.Store { return nil }
 
 // reachingServer is a step runner whose job calls its services.
 type reachingServer struct {
@@ -90,7 +94,7 @@ func serveHTTP(t *testing.T, handler http.HandlerFunc) *Services {
 // executeReaching executes a job that calls its services.
 func executeReaching(t *testing.T, services *Services, job func(url string)) {
 	t.Helper()
-	s := &reachingServer{Server: reach.New(), job: job}
+	s := &reachingServer{Server: reach.New(noStore), job: job}
 	s.last = &pb.JobState{Status: pb.JobState_suceeded} //nolint:misspell // the published spelling
 	c := connectTo(t, s)
 	defer s.Close()
@@ -195,7 +199,8 @@ func (s *breakingServer) Listen(req *pb.ListenRequest, stream grpc.ServerStreami
 func TestThePortStaysWhenTheLinkBreaks(t *testing.T) {
 	services := serveHTTP(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "here") })
 	s := &breakingServer{cut: make(chan struct{}), again: make(chan struct{})}
-	s.Server, s.last = reach.New(), &pb.JobState{Status: pb.JobState_suceeded} //nolint:misspell // the published spelling
+	s.Server = reach.New(noStore)
+	s.last = &pb.JobState{Status: pb.JobState_suceeded} //nolint:misspell // the published spelling
 	defer s.Close()
 	s.job = func(url string) {
 		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}

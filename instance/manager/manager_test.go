@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -47,6 +49,7 @@ type fleet struct {
 	provide  func(*instance.Config) // may be nil
 	opening  time.Duration          // bounds the opening of a manager, unless it is 0
 	command  []string               // of the VMs; the command of this test binary if it is nil
+	sent     *atomic.Int64          // counts the bytes that are sent to VMs, unless it is nil
 }
 
 func newFleet(t *testing.T) *fleet {
@@ -58,6 +61,18 @@ func newFleet(t *testing.T) *fleet {
 func newFleetOn(t *testing.T, vm *sshtest.Server) *fleet {
 	t.Helper()
 	return &fleet{vm: vm, tmp: sshtest.SocketDir(t), dir: filepath.Join(t.TempDir(), "state"), capacity: 2}
+}
+
+// countedConn counts the bytes that are written.
+type countedConn struct {
+	net.Conn
+	sent *atomic.Int64
+}
+
+func (c countedConn) Write(data []byte) (int, error) {
+	n, err := c.Conn.Write(data)
+	c.sent.Add(int64(n))
+	return n, err
 }
 
 // running is a manager and a client of it.
@@ -80,14 +95,21 @@ func (f *fleet) openGroup(t *testing.T) (*instance.Group, *instance.Provider, er
 		if vm == nil {
 			break
 		}
-		vms = append(vms, instance.Instance{
+		one := instance.Instance{
 			ID: fmt.Sprintf("vm-%d", i+1), Addr: vm.Addr, Capacity: f.capacity, Runner: f.command,
 			Options: vmconfig.Options{TempDir: f.tmp},
 			SSH: mux.Config{
 				User: vm.User, Auth: []login.Auth{login.Key("of the test", vm.Signer)},
 				HostKeys: login.PinnedHostKeys(vm.HostKey),
 			},
-		})
+		}
+		if f.sent != nil {
+			one.SSH.DialNet = func(ctx context.Context, addr string) (net.Conn, error) {
+				conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+				return countedConn{conn, f.sent}, err
+			}
+		}
+		vms = append(vms, one)
 	}
 	group, err := instance.NewGroup(vms...)
 	require.NoError(t, err)

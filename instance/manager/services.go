@@ -308,10 +308,10 @@ func (f actionFiles) UseCache(ctx context.Context, project string, c *actionserv
 }
 
 // Open opens a file. With several managers it may have to come from the cluster.
-func (f actionFiles) Open(ctx context.Context, content string) (*os.File, error) {
+func (f actionFiles) Open(ctx context.Context, content string) (file *os.File, sum string, err error) {
 	digest, size, err := archiveOf(content)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		file, err = f.m.files.PeekProject(ctx, digest, size)
 	}
-	return f.m.files.PeekProject(ctx, digest, size)
+	return file, digest, err
 }

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -138,10 +139,11 @@ func TestActionsOfAPipelineFindTheirServices(t *testing.T) {
 	require.Empty(t, left)
 }
 
-// The real clients upload and download by a manager.
+// The real clients upload and download by a manager. A cache that a job on the VM has restored is not sent there again.
 func TestTheClientsOfActionsWorkWithAManager(t *testing.T) {
 	t.Parallel()
 	f := withPipelines(newFleet(t))
+	f.sent = &atomic.Int64{}
 	m := f.start(t)
 	packages, err := npmtest.Install(t.TempDir(), npmtest.Clients)
 	if err != nil {
@@ -152,13 +154,21 @@ func TestTheClientsOfActionsWorkWithAManager(t *testing.T) {
 	}
 	p := m.restOf(m.submitPipeline(m.workflowOf(
 		job("make", noKeys, "upload a 3000000", "cache k 2000000"),
-		job("use", "needs: make", "download a 3000000", "restoreCache k 2000000"),
+		job("use", "needs: make", "download a 3000000", "restoreCache k 2000000", "restoreCache k 2000000 cache-3"),
 	)))
 	require.Equal(t, "make success, use success", jobsOf(p), "%s\n%s", m.logOf(p, "make"), m.logOf(p, "use"))
 	require.Contains(t, m.logOf(p, "make"), "uploaded a true\n")
 	require.Contains(t, m.logOf(p, "make"), "cached true\n")
 	require.Contains(t, m.logOf(p, "use"), "downloaded a true\n")
-	require.Contains(t, m.logOf(p, "use"), "restored k true\n")
+	require.Equal(t, 2, strings.Count(m.logOf(p, "use"), "restored k true\n"))
+
+	// The VM has the cache now.
+	before := f.sent.Load()
+	p = m.restOf(m.submitPipeline(m.workflowOf(
+		job("again", noKeys, "restoreCache k 2000000", "restoreCache k 2000000 cache-3"),
+	)))
+	require.Equal(t, 2, strings.Count(m.logOf(p, "again"), "restored k true\n"))
+	require.Less(t, f.sent.Load()-before, int64(50_000))
 }
 
 // A neighbour needs the token of a job that runs, whatever it knows of others. It can hold connections of one job only.

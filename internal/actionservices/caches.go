@@ -242,7 +242,7 @@ func (s *Server) lookUp(ctx context.Context, b *session, keys []string, version 
 func (s *Server) downloadCache(w http.ResponseWriter, r *http.Request, _ *session) error {
 	size, _ := strconv.ParseInt(r.PathValue("size"), 10, 64) // the URL is signed
 	transfer(w, size)
-	file, err := s.store.Open(r.Context(), r.PathValue("content"))
+	file, sum, err := s.store.Open(r.Context(), r.PathValue("content"))
 	w.Header().Set("Content-Type", "application/octet-stream")
-	return send(w, r, file, err, time.Time{})
+	return send(w, r, opened{file, sum, size}, err, time.Time{})
 }

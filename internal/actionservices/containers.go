@@ -285,7 +285,7 @@ func (s *Server) getItem(w http.ResponseWriter, r *http.Request, b *session) err
 	}
 	transfer(w, found.size)
 	file, err := os.Open(found.spool.at())
-	return send(w, r, file, err, found.created)
+	return send(w, r, opened{File: file}, err, found.created)
 }
 
 // refuseContainers answers a client of this service where it does not exist.

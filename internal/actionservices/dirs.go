@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/internal/boundedfile"
+	"github.com/stepmux/stepmux/internal/filesum"
 	"github.com/stepmux/stepmux/internal/rmtree"
 )
 
@@ -27,9 +28,17 @@ const (
 	cachePrefix             = "actions-"
 	// scratchPrefix begins the name of a file or directory that is not complete.
 	scratchPrefix = "~actions-"
+	// maxAbout bounds a cacheFile.
+	maxAbout = 8 << 10
 	// maxCaches bounds the caches that are looked at.
 	maxCaches = 10_000
 )
+
+// described is the content of a cacheFile.
+type described struct {
+	Cache
+	Sum string `json:"sum,omitempty"` // the SHA-256 of the content, in hexadecimal
+}
 
 // dirs is the Store of a command: artifacts end with it, and caches are in a directory that other processes use, too.
 // There is one project.
@@ -107,9 +116,17 @@ func (d *dirs) UseCache(_ context.Context, _ string, c *Cache) (bool, error) {
 	return true, nil
 }
 
-// Open opens a file.
-func (d *dirs) Open(_ context.Context, content string) (*os.File, error) {
-	return os.Open(d.path(content))
+// Open opens a file. Of a cache it knows the sum.
+func (d *dirs) Open(_ context.Context, content string) (file *os.File, sum string, err error) {
+	path := d.path(content)
+	if file, err = os.Open(path); err != nil {
+		return nil, "", err
+	}
+	var about described
+	if text, err := boundedfile.Read(filepath.Join(filepath.Dir(path), cacheFile), maxAbout); err == nil {
+		_ = json.Unmarshal(text, &about) // then there is no sum
+	}
+	return file, about.Sum, nil
 }
 
 // nameOf returns the name of the directory of a cache.
@@ -141,7 +158,7 @@ func (d *dirs) list() (all []stored) {
 		if !strings.HasPrefix(name.Name(), cachePrefix) || len(all) == maxCaches {
 			continue
 		}
-		text, err := boundedfile.Read(filepath.Join(d.caches, name.Name(), cacheFile), 8<<10)
+		text, err := boundedfile.Read(filepath.Join(d.caches, name.Name(), cacheFile), maxAbout)
 		var c stored
 		if err != nil || json.Unmarshal(text, &c.Cache) != nil || nameOf(&c.Cache) != name.Name() {
 			continue
@@ -162,7 +179,11 @@ func (d *dirs) KeepCache(_ context.Context, _ string, c Cache, file string) erro
 		return fs.ErrExist
 	}
 	dir := filepath.Join(d.caches, scratchPrefix+rand.Text())
-	text, err := json.Marshal(c)
+	about, err := described{Cache: c}, error(nil)
+	if about.Sum, err = filesum.SHA256(os.OpenFile, file); err != nil {
+		return err
+	}
+	text, err := json.Marshal(about)
 	if err == nil {
 		err = os.Mkdir(dir, 0o700)
 	}

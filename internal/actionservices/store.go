@@ -51,6 +51,7 @@ type Store interface {
 	KeepCache(ctx context.Context, project string, c Cache, file string) error
 	// UseCache notes the use of a cache, and reports whether its file is there.
 	UseCache(ctx context.Context, project string, c *Cache) (bool, error)
-	// Open opens a Content. The caller closes the file. Without it the error is fs.ErrNotExist.
-	Open(ctx context.Context, content string) (*os.File, error)
+	// Open opens a Content, and returns its SHA-256 in hexadecimal, or "" if it is not known. The caller closes the
+	// file. Without it the error is fs.ErrNotExist.
+	Open(ctx context.Context, content string) (file *os.File, sum string, err error)
 }

@@ -168,7 +168,7 @@ var allowed = map[string][]string{
 		"internal/alive", "internal/coalesce", "internal/oserr", "internal/pause",
 	},
 	"remote/linger":    {"remote/api/**", "internal/wire"},
-	"remote/reach":     {"remote/api/**"},
+	"remote/reach":     {"remote/api/**", "internal/contents", "internal/rmtree"},
 	"remote/stale":     {"remote/proc", "remote/socketdir", "remote/pipe"},
 	"remote/socketdir": {"internal/wire", "internal/filelock", "internal/pause", "internal/rmtree", "internal/oserr"},
 	"remote/pipe":      {"internal/wire"},
@@ -312,7 +312,7 @@ var allowed = map[string][]string{
 	"internal/subprocess": {},
 	"internal/firstuse":   {"internal/boundedfile", "internal/filelock"},
 	"internal/actionservices": {
-		"internal/boundedfile", "internal/boundedhttp", "internal/oserr", "internal/rmtree",
+		"internal/boundedfile", "internal/boundedhttp", "internal/filesum", "internal/oserr", "internal/rmtree",
 	},
 	"internal/sshtarget": {
 		"mux", "mux/login", "internal/boundedfile", "internal/percent", "internal/subprocess",

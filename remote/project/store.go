@@ -3,12 +3,14 @@ package project
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/contents"
 	"github.com/stepmux/stepmux/internal/oserr"
+	"github.com/stepmux/stepmux/internal/wire"
 )
 
 const (
@@ -28,6 +30,26 @@ func (p *Project) store() (_ *contents.Store, shared bool, err error) {
 		}
 	}
 	return &contents.Store{Dir: dir, Bytes: keepBytes, Age: keepTime}, shared, nil
+}
+
+// Shared returns the store of the archives that builds share, or nil if there is no such store, as in a container that
+// ends with its build.
+func (p *Project) Shared() *contents.Store {
+	store, shared, err := p.store()
+	if err != nil || !shared || ends(store.Dir) {
+		return nil
+	}
+	return store
+}
+
+// ends reports whether a directory is one of the container in which the build runs, and not of a volume.
+func ends(dir string) bool {
+	program, err := os.Executable()
+	if err != nil || !strings.HasPrefix(program, wire.ContainerHome+"/") {
+		return false
+	}
+	var at, root unix.Stat_t
+	return unix.Stat(dir, &at) == nil && unix.Stat("/", &root) == nil && at.Dev == root.Dev
 }
 
 // private makes a directory if it is missing, and reports whether only this user can use it.

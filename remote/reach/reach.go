@@ -1,5 +1,6 @@
 // Package reach is the service Reach of a step runner: processes of a build reach services of its manager by a port of
-// their own machine.
+// their own machine. Parts of files that the services tell them come from a store here, if it has these, and otherwise
+// are kept there.
 //
 // The owner of a [Server] registers it at a gRPC server, and closes it when that has ended.
 package reach
@@ -16,6 +17,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/stepmux/stepmux/internal/contents"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
@@ -35,6 +37,8 @@ type Server struct {
 	turn  chan struct{} // held by the Listen that accepts
 	slots chan struct{} // one for each connection
 	wg    sync.WaitGroup
+	store func() *contents.Store
+	files files
 
 	mu       sync.Mutex // guards the following
 	listener *net.TCPListener
@@ -43,9 +47,11 @@ type Server struct {
 	waiting  map[int64]net.Conn
 }
 
-// New returns a Server. The caller closes it.
-func New() *Server {
+// New returns a Server. store returns the store for files, or nil if they are not kept. The caller closes
+// the Server.
+func New(store func() *contents.Store) *Server {
 	return &Server{
+		store: store, files: files{all: map[string]*file{}},
 		turn: make(chan struct{}, 1), slots: make(chan struct{}, MaxConns), waiting: map[int64]net.Conn{},
 		replace: func(error) {},
 	}
@@ -73,6 +79,7 @@ func (s *Server) Close() {
 	}
 	s.mu.Unlock()
 	s.wg.Wait()
+	s.files.close()
 }
 
 // Listen implements the Reach service.
@@ -93,7 +100,8 @@ func (s *Server) Listen(_ *pb.ListenRequest, stream grpc.ServerStreamingServer[p
 	if err != nil {
 		return status.Error(codes.FailedPrecondition, err.Error())
 	}
-	if err := stream.Send(&pb.ListenResponse{Address: listener.Addr().String()}); err != nil {
+	first := &pb.ListenResponse{Address: listener.Addr().String(), Files: s.files.store != nil}
+	if err := stream.Send(first); err != nil {
 		return err
 	}
 	defer context.AfterFunc(ctx, func() { _ = listener.SetDeadline(time.Unix(1, 0)) })()
@@ -133,7 +141,7 @@ func (s *Server) open() (*net.TCPListener, error) {
 	for _, address := range []string{"127.0.0.1", "::1"} {
 		var listener *net.TCPListener
 		if listener, err = net.ListenTCP("tcp", &net.TCPAddr{IP: net.ParseIP(address)}); err == nil {
-			s.listener = listener
+			s.listener, s.files.store = listener, s.store()
 			return listener, nil
 		}
 	}
@@ -188,12 +196,23 @@ func (s *Server) Carry(stream grpc.BidiStreamingServer[pb.CarryRequest, pb.Carry
 		return err
 	}
 	defer s.closeConn(conn)
+	var sending sync.Mutex
 	s.wg.Go(func() { // it ends with the stream
 		defer conn.Close()
+		var rest part
 		for {
 			msg, err := stream.Recv()
-			if err == nil {
+			switch {
+			case err != nil:
+			case msg.GetDigest() != "":
+				var told int64
+				told, rest = s.files.tell(conn, msg)
+				sending.Lock()
+				err = stream.Send(&pb.CarryResponse{Told: &told})
+				sending.Unlock()
+			default:
 				_, err = conn.Write(msg.GetData())
+				rest.keep(msg.GetData())
 			}
 			if err != nil {
 				return
@@ -206,7 +225,10 @@ func (s *Server) Carry(stream grpc.BidiStreamingServer[pb.CarryRequest, pb.Carry
 	for {
 		n, err := conn.Read(buf)
 		if n > 0 {
-			if err := stream.Send(&pb.CarryResponse{Data: buf[:n]}); err != nil {
+			sending.Lock()
+			err := stream.Send(&pb.CarryResponse{Data: buf[:n]})
+			sending.Unlock()
+			if err != nil {
 				return err
 			}
 		}

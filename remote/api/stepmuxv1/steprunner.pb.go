@@ -1542,7 +1542,9 @@ type ListenResponse struct {
 	// address is HOST:PORT.
 	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
 	// connection is the number of a connection.
-	Connection    int64 `protobuf:"varint,2,opt,name=connection,proto3" json:"connection,omitempty"`
+	Connection int64 `protobuf:"varint,2,opt,name=connection,proto3" json:"connection,omitempty"`
+	// files says, in the first answer, that Carry takes parts of files.
+	Files         bool `protobuf:"varint,3,opt,name=files,proto3" json:"files,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1591,12 +1593,27 @@ func (x *ListenResponse) GetConnection() int64 {
 	return 0
 }
 
+func (x *ListenResponse) GetFiles() bool {
+	if x != nil {
+		return x.Files
+	}
+	return false
+}
+
 type CarryRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// connection is set in the first request only.
 	Connection int64 `protobuf:"varint,1,opt,name=connection,proto3" json:"connection,omitempty"`
 	// data is a piece of what the manager's end says, of at most 1 MiB.
-	Data          []byte `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	Data []byte `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	// digest is the SHA-256, in hexadecimal, of a file of size bytes, of which the process is told the part of length bytes
+	// at offset. If the step runner has that file among its archives, it says it, and otherwise the beginning of the part or
+	// nothing. The answer has told. The rest follows as data, which the step runner may keep for later builds. There is no
+	// data in this request.
+	Digest        string `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"`
+	Size          int64  `protobuf:"varint,4,opt,name=size,proto3" json:"size,omitempty"`
+	Offset        int64  `protobuf:"varint,5,opt,name=offset,proto3" json:"offset,omitempty"`
+	Length        int64  `protobuf:"varint,6,opt,name=length,proto3" json:"length,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1645,10 +1662,41 @@ func (x *CarryRequest) GetData() []byte {
 	return nil
 }
 
+func (x *CarryRequest) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *CarryRequest) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *CarryRequest) GetOffset() int64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *CarryRequest) GetLength() int64 {
+	if x != nil {
+		return x.Length
+	}
+	return 0
+}
+
 type CarryResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// data is a piece of what the process says, of at most 1 MiB.
-	Data          []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	Data []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	// told is how many bytes of the part of a file the step runner has told the process. It is set in the answer to a
+	// digest, which has no data.
+	Told          *int64 `protobuf:"varint,2,opt,name=told,proto3,oneof" json:"told,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1688,6 +1736,13 @@ func (x *CarryResponse) GetData() []byte {
 		return x.Data
 	}
 	return nil
+}
+
+func (x *CarryResponse) GetTold() int64 {
+	if x != nil && x.Told != nil {
+		return *x.Told
+	}
+	return 0
 }
 
 type PlaceRequest struct {
@@ -2290,19 +2345,26 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\tcancelled\x10\x03\"8\n" +
 	"\fListResponse\x12(\n" +
 	"\x04jobs\x18\x01 \x03(\v2\x14.stepmux.v1.JobStateR\x04jobs\"\x0f\n" +
-	"\rListenRequest\"J\n" +
+	"\rListenRequest\"`\n" +
 	"\x0eListenResponse\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1e\n" +
 	"\n" +
 	"connection\x18\x02 \x01(\x03R\n" +
-	"connection\"B\n" +
+	"connection\x12\x14\n" +
+	"\x05files\x18\x03 \x01(\bR\x05files\"\x9e\x01\n" +
 	"\fCarryRequest\x12\x1e\n" +
 	"\n" +
 	"connection\x18\x01 \x01(\x03R\n" +
 	"connection\x12\x12\n" +
-	"\x04data\x18\x02 \x01(\fR\x04data\"#\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\x12\x16\n" +
+	"\x06digest\x18\x03 \x01(\tR\x06digest\x12\x12\n" +
+	"\x04size\x18\x04 \x01(\x03R\x04size\x12\x16\n" +
+	"\x06offset\x18\x05 \x01(\x03R\x06offset\x12\x16\n" +
+	"\x06length\x18\x06 \x01(\x03R\x06length\"E\n" +
 	"\rCarryResponse\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data\"\x8c\x01\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\x12\x17\n" +
+	"\x04told\x18\x02 \x01(\x03H\x00R\x04told\x88\x01\x01B\a\n" +
+	"\x05_told\"\x8c\x01\n" +
 	"\fPlaceRequest\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x10\n" +
@@ -2464,6 +2526,7 @@ func file_stepmuxv1_steprunner_proto_init() {
 	}
 	file_stepmuxv1_definition_proto_init()
 	file_stepmuxv1_job_proto_init()
+	file_stepmuxv1_steprunner_proto_msgTypes[22].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

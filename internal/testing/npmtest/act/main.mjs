@@ -1,5 +1,6 @@
 // Calls the services for artifacts and caches, as the lines of the input "do" say. With the input "packages", the real
 // clients are in that directory.
+import crypto from 'node:crypto'
 import fs from 'node:fs'
 import path from 'node:path'
 import { setTimeout } from 'node:timers/promises'
@@ -31,6 +32,12 @@ async function get(url) {
 }
 const load = async name => import(path.join(INPUT_PACKAGES, 'node_modules', name, 'lib', name.split('-')[0] + '.js'))
 let upload
+
+// noise returns bytes that do not compress, the same ones for a key.
+function noise(key, bytes) {
+  const cipher = crypto.createCipheriv('aes-256-ctr', crypto.hash('sha256', key, 'buffer'), Buffer.alloc(16))
+  return cipher.update(Buffer.alloc(Number(bytes)))
+}
 
 const verbs = {
   async keep(name, text) {
@@ -95,16 +102,16 @@ const verbs = {
     const same = fs.readFileSync('down-' + name + '/d/f').equals(Buffer.alloc(Number(bytes), name + ' '))
     console.log('downloaded ' + name + ' ' + same)
   },
-  async cache(key, bytes) {
-    const cache = await load('cache-6')
+  async cache(key, bytes, client = 'cache-6') {
+    const cache = await load(client)
     fs.mkdirSync('cached', { recursive: true })
-    fs.writeFileSync('cached/f', Buffer.alloc(Number(bytes), key))
+    fs.writeFileSync('cached/f', noise(key, bytes))
     console.log('cached ' + (await cache.saveCache(['cached'], key) > 0))
     fs.rmSync('cached', { recursive: true })
   },
-  async restoreCache(key, bytes) {
-    const found = await (await load('cache-6')).restoreCache(['cached'], key)
-    console.log('restored ' + found + ' ' + (found && fs.statSync('cached/f').size == bytes))
+  async restoreCache(key, bytes, client = 'cache-6') {
+    const found = await (await load(client)).restoreCache(['cached'], key)
+    console.log('restored ' + found + ' ' + (found && fs.readFileSync('cached/f').equals(noise(key, bytes))))
   },
   // Measures transfers of a file: by npm's client (artifact), as plain HTTP requests such as its own (plain), or as a
   // copy on the disk (neither).
