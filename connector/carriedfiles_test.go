@@ -93,7 +93,7 @@ func (s *served) get(t *testing.T, client *http.Client, url string, from, to int
 func (s *served) job(t *testing.T, store *contents.Store) int64 {
 	t.Helper()
 	before := s.read.Load()
-	of := &reachingServer{Server: reach.New(func() *contents.Store { return store }), job: func(url string) {
+	of := &reachingServer{Server: reach.New("", func() *contents.Store { return store }), job: func(url string) {
 		client := &http.Client{Transport: &http.Transport{}}
 		defer client.CloseIdleConnections()
 		quarter := len(s.text) / 4
@@ -151,7 +151,7 @@ func TestAFileOfAServiceThatIsNotWholeIsNotKept(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(store.Dir, s.digest))
 
 	s.text = append(bytes.Clone(whole), 1) // three quarters of it, and a byte
-	of := &reachingServer{Server: reach.New(func() *contents.Store { return store }), job: func(url string) {
+	of := &reachingServer{Server: reach.New("", func() *contents.Store { return store }), job: func(url string) {
 		client := &http.Client{Transport: &http.Transport{}}
 		defer client.CloseIdleConnections()
 		s.get(t, client, url, 1, len(whole))

@@ -30,7 +30,8 @@ type Services struct {
 	//
 	// The connection is an io.ReaderFrom, as that of TCP is for its sendfile. If it reads from an io.LimitedReader over an
 	// io.ReadSeeker with a method Content() (digest string, size int64), the SHA-256 and the size of the whole, the VM
-	// takes the content from its own archives. If it is not there, it is sent, and the VM keeps it there.
+	// takes the content from its own archives. If it is not there, it is sent, and the VM keeps it there. With N of 0, the
+	// VM keeps it if it finds it among the files of the job.
 	Take func(net.Conn)
 }
 

@@ -94,7 +94,7 @@ func serveHTTP(t *testing.T, handler http.HandlerFunc) *Services {
 // executeReaching executes a job that calls its services.
 func executeReaching(t *testing.T, services *Services, job func(url string)) {
 	t.Helper()
-	s := &reachingServer{Server: reach.New(noStore), job: job}
+	s := &reachingServer{Server: reach.New("", noStore), job: job}
 	s.last = &pb.JobState{Status: pb.JobState_suceeded} //nolint:misspell // the published spelling
 	c := connectTo(t, s)
 	defer s.Close()
@@ -199,7 +199,7 @@ func (s *breakingServer) Listen(req *pb.ListenRequest, stream grpc.ServerStreami
 func TestThePortStaysWhenTheLinkBreaks(t *testing.T) {
 	services := serveHTTP(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "here") })
 	s := &breakingServer{cut: make(chan struct{}), again: make(chan struct{})}
-	s.Server = reach.New(noStore)
+	s.Server = reach.New("", noStore)
 	s.last = &pb.JobState{Status: pb.JobState_suceeded} //nolint:misspell // the published spelling
 	defer s.Close()
 	s.job = func(url string) {

@@ -62,7 +62,7 @@ func openJobs(
 		Command: archiveCommand, Start: init.Start,
 	})
 	files.Register(server)
-	services := reach.New(files.Shared)
+	services := reach.New(dir, files.Shared)
 	services.Register(server)
 	return &jobRunner{server: server, warm: store.Warm, stop: store.Shutdown, close: func() error {
 		files.Close()

@@ -247,16 +247,18 @@ func cacheName(c *actionservices.Cache) string {
 }
 
 // KeepCache keeps the file, and then names it. A name whose file is gone can be used again.
-func (f actionFiles) KeepCache(ctx context.Context, project string, c actionservices.Cache, file string) error {
+func (f actionFiles) KeepCache(
+	ctx context.Context, project string, c actionservices.Cache, file string,
+) (sum string, err error) {
 	kept, err := f.keep(ctx, file, natscall.Encode(c))
 	if err != nil {
-		return err
+		return "", err
 	}
 	in := state.CachesOf(project)
 	if err := f.makeRoom(ctx, in); err != nil {
-		return err
+		return "", err
 	}
-	return f.name(ctx, in, cacheName(&c), kept, func(ctx context.Context, before *state.File) error {
+	return kept.Digest, f.name(ctx, in, cacheName(&c), kept, func(ctx context.Context, before *state.File) error {
 		if before.Digest == kept.Digest { // as when the answer was lost
 			return errNamed
 		}

@@ -139,7 +139,7 @@ func TestActionsOfAPipelineFindTheirServices(t *testing.T) {
 	require.Empty(t, left)
 }
 
-// The real clients upload and download by a manager. A cache that a job on the VM has restored is not sent there again.
+// The real clients upload and download by a manager. A cache that a job has saved or restored on a VM is not sent there.
 func TestTheClientsOfActionsWorkWithAManager(t *testing.T) {
 	t.Parallel()
 	f := withPipelines(newFleet(t))
@@ -153,22 +153,32 @@ func TestTheClientsOfActionsWorkWithAManager(t *testing.T) {
 		return strings.ReplaceAll(acts(name, keys, do...), "$PACKAGES", packages)
 	}
 	p := m.restOf(m.submitPipeline(m.workflowOf(
-		job("make", noKeys, "upload a 3000000", "cache k 2000000"),
-		job("use", "needs: make", "download a 3000000", "restoreCache k 2000000", "restoreCache k 2000000 cache-3"),
+		job("make", noKeys, "upload a 3000000", "cache k 2000000", "cache k3 2000001 cache-3"),
+		job("use", "needs: make", "download a 3000000"),
 	)))
 	require.Equal(t, "make success, use success", jobsOf(p), "%s\n%s", m.logOf(p, "make"), m.logOf(p, "use"))
 	require.Contains(t, m.logOf(p, "make"), "uploaded a true\n")
-	require.Contains(t, m.logOf(p, "make"), "cached true\n")
+	require.Equal(t, 2, strings.Count(m.logOf(p, "make"), "cached true\n"))
 	require.Contains(t, m.logOf(p, "use"), "downloaded a true\n")
-	require.Equal(t, 2, strings.Count(m.logOf(p, "use"), "restored k true\n"))
 
-	// The VM has the cache now.
-	before := f.sent.Load()
-	p = m.restOf(m.submitPipeline(m.workflowOf(
-		job("again", noKeys, "restoreCache k 2000000", "restoreCache k 2000000 cache-3"),
-	)))
-	require.Equal(t, 2, strings.Count(m.logOf(p, "again"), "restored k true\n"))
-	require.Less(t, f.sent.Load()-before, int64(50_000))
+	restore := m.workflowOf(job("restore", noKeys, "restoreCache k 2000000", "restoreCache k3 2000001 cache-3"))
+	sent := func() int64 {
+		before := f.sent.Load()
+		log := m.logOf(m.restOf(m.submitPipeline(restore)), "restore")
+		require.Contains(t, log, "restored k true\n")
+		require.Contains(t, log, "restored k3 true\n")
+		return f.sent.Load() - before
+	}
+	require.Less(t, sent(), int64(100_000), "the VM on which they were saved")
+	own, err := os.UserCacheDir()
+	require.NoError(t, err)
+	files, err := os.ReadDir(filepath.Join(f.dir, "projects"))
+	require.NoError(t, err)
+	for _, file := range files { // as on another VM
+		_ = os.Remove(filepath.Join(own, "stepmux-steps", "projects", file.Name())) // the VM has not kept all
+	}
+	require.Greater(t, sent(), int64(4_000_000))
+	require.Less(t, sent(), int64(100_000), "the VM on which they were restored")
 }
 
 // A neighbour needs the token of a job that runs, whatever it knows of others. It can hold connections of one job only.

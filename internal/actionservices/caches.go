@@ -189,7 +189,11 @@ func (s *Server) keepCache(r request, u *upload, size int64) error {
 	e := *u.cache
 	e.Size, e.Created = size, time.Now()
 	err := s.complete(r, u, size, func(ctx context.Context, file string) error {
-		return s.store.KeepCache(ctx, u.session.Project, e, file)
+		sum, err := s.store.KeepCache(ctx, u.session.Project, e, file)
+		if err == nil {
+			*r.saved = saved{size: size, sum: sum}
+		}
+		return err
 	})
 	if errors.Is(err, fs.ErrExist) {
 		return errCached

@@ -173,17 +173,16 @@ func (d *dirs) list() (all []stored) {
 }
 
 // KeepCache makes the directory of a cache, and renames it when it is complete.
-func (d *dirs) KeepCache(_ context.Context, _ string, c Cache, file string) error {
+func (d *dirs) KeepCache(_ context.Context, _ string, c Cache, file string) (sum string, err error) {
 	name := nameOf(&c)
 	if _, err := os.Lstat(filepath.Join(d.caches, name)); err == nil {
-		return fs.ErrExist
+		return "", fs.ErrExist
 	}
 	dir := filepath.Join(d.caches, scratchPrefix+rand.Text())
-	about, err := described{Cache: c}, error(nil)
-	if about.Sum, err = filesum.SHA256(os.OpenFile, file); err != nil {
-		return err
+	if sum, err = filesum.SHA256(os.OpenFile, file); err != nil {
+		return "", err
 	}
-	text, err := json.Marshal(about)
+	text, err := json.Marshal(described{c, sum})
 	if err == nil {
 		err = os.Mkdir(dir, 0o700)
 	}
@@ -200,7 +199,7 @@ func (d *dirs) KeepCache(_ context.Context, _ string, c Cache, file string) erro
 	if err != nil {
 		_ = rmtree.Remove(dir) // a sweep removes the rest
 	}
-	return err
+	return sum, err
 }
 
 // makeRoom removes the least recently used caches until there is room for size bytes more.

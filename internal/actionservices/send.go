@@ -1,11 +1,14 @@
 package actionservices
 
 import (
+	"encoding/json"
 	"errors"
 	"io"
 	"io/fs"
 	"net/http"
 	"os"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -44,3 +47,27 @@ func (w early) WriteHeader(status int) {
 
 // ReadFrom implements io.ReaderFrom.
 func (w early) ReadFrom(r io.Reader) (int64, error) { return io.Copy(w.ResponseWriter, r) }
+
+// saved is a cache that the client has uploaded, without its content.
+type saved struct {
+	strings.Reader
+	sum  string
+	size int64
+}
+
+// Content lets the other end keep the file if it has it: see connector.Services.
+func (f *saved) Content() (digest string, size int64) { return f.sum, f.size }
+
+// replySaved is reply for a request that has saved a cache. The client removes its file when it has the whole answer,
+// so the other end hears of the cache before that.
+func replySaved(w http.ResponseWriter, status int, v any, of saved) {
+	text, err := json.Marshal(v)
+	if err != nil {
+		panic(err) // there are texts and numbers only
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(text)))
+	early{w}.WriteHeader(status)
+	_, _ = io.Copy(w, io.LimitReader(&of, 0)) // the client has gone
+	_, _ = w.Write(text)                      // as above
+}

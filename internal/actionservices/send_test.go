@@ -72,9 +72,10 @@ func TestAPartOfACacheIsOfferedByItsDigest(t *testing.T) {
 	require.Equal(t, http.StatusCreated, status)
 	c.do(http.MethodPost, cacheService+"FinalizeCacheEntryUpload",
 		fmt.Appendf(nil, `{"key":"k","version":"v","size_bytes":"%d"}`, len(text)))
+	digest := fmt.Sprintf("%x", sha256.Sum256([]byte(text)))
+	require.Equal(t, offered{digest: digest, size: 4000}, <-offers, "when it is saved")
 	_, found := c.do(http.MethodPost, cacheService+"GetCacheEntryDownloadURL", []byte(`{"key":"k","version":"v"}`))
 	at := found["signed_download_url"].(string)
-	digest := fmt.Sprintf("%x", sha256.Sum256([]byte(text)))
 	for asked, want := range map[string]offered{
 		"":              {digest, 4000, 0, 4000},
 		"bytes=100-299": {digest, 4000, 100, 200},

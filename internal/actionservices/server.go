@@ -352,7 +352,8 @@ func reply(w http.ResponseWriter, status int, v any) {
 // request is a request whose answer may take long: see transfer.
 type request struct {
 	*http.Request
-	w http.ResponseWriter
+	w     http.ResponseWriter
+	saved *saved // is set if the request has saved a cache
 }
 
 // call returns a handler for requests and answers in JSON.
@@ -362,8 +363,13 @@ func call[T any](s *Server, status int, do func(request, *session, *T) (any, err
 		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequest)).Decode(asked); err != nil {
 			return refuse(http.StatusBadRequest, "the request is no JSON of its kind, or too long")
 		}
-		said, err := do(request{r, w}, b, asked)
-		if err == nil {
+		var kept saved
+		said, err := do(request{r, w, &kept}, b, asked)
+		switch {
+		case err != nil:
+		case kept.sum != "":
+			replySaved(w, status, said, kept)
+		default:
 			reply(w, status, said)
 		}
 		return err

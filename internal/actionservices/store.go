@@ -47,8 +47,9 @@ type Store interface {
 	RemoveArtifact(ctx context.Context, run, name string) error
 	// Caches returns the caches of a project, in any order. The files of some may be gone.
 	Caches(ctx context.Context, project string) ([]Cache, error)
-	// KeepCache is KeepArtifact for a cache. If there is one of that key, version and scope, the error is fs.ErrExist.
-	KeepCache(ctx context.Context, project string, c Cache, file string) error
+	// KeepCache is KeepArtifact for a cache, and returns the SHA-256 of the file in hexadecimal. If there is one of that
+	// key, version and scope, the error is fs.ErrExist.
+	KeepCache(ctx context.Context, project string, c Cache, file string) (sum string, err error)
 	// UseCache notes the use of a cache, and reports whether its file is there.
 	UseCache(ctx context.Context, project string, c *Cache) (bool, error)
 	// Open opens a Content, and returns its SHA-256 in hexadecimal, or "" if it is not known. The caller closes the

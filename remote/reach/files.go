@@ -4,6 +4,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"path/filepath"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -125,34 +126,63 @@ func (f *file) copyTo(conn net.Conn, from, length int64) (n int64) {
 	return n
 }
 
-// keep keeps data that comes from the manager in place of the part.
-func (p *part) keep(data []byte) {
+// Write keeps data of the part. It never fails.
+func (p *part) Write(data []byte) (n int, _ error) {
+	n = len(data)
 	f := p.file
-	if f == nil || len(data) == 0 {
-		return
+	if f == nil || n == 0 {
+		return n, nil
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.part == nil {
-		return
+		return n, nil
 	}
 	if int64(len(data)) > p.until-p.at {
 		data = data[:p.until-p.at]
 	}
 	if _, err := f.part.WriteAt(data, p.at); err != nil { // the disk is full
 		f.dropLocked()
-		return
+		return n, nil //nolint:nilerr // the process has them
 	}
 	if p.at += int64(len(data)); p.at < p.until || f.arrived[p.from] {
-		return
+		return n, nil
 	}
 	f.arrived[p.from] = true // a client may ask again for a part
 	if f.missing -= p.until - p.from; f.missing > 0 {
-		return
+		return n, nil
 	}
 	if digest, err := f.store.Adopt(f.part); err != nil || digest != f.digest {
 		f.dropLocked() // the open file is another one
-		return
+		return n, nil
 	}
 	f.whole, f.part = f.part, nil
+	return n, nil
+}
+
+// saved matches the archives that the clients of caches make. They remove them as soon as they are uploaded.
+const saved = "jobs/*/actions/temp/*/cache.t*"
+
+// made opens a file of size bytes that a process of the build in dir has made for its upload. It returns nil if there
+// is no such file.
+func made(dir string, size int64) *os.File {
+	paths, _ := filepath.Glob(filepath.Join(dir, saved)) // the pattern is valid
+	for _, path := range paths {
+		one, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+		if err != nil {
+			continue
+		}
+		if info, err := one.Stat(); err == nil && info.Mode().IsRegular() && info.Size() == size {
+			return one
+		}
+		one.Close()
+	}
+	return nil
+}
+
+// take keeps a file that is the content of a digest, and closes it.
+func (f *files) take(from *os.File, digest string, size int64) {
+	defer from.Close()
+	to := part{file: f.find(digest, size), until: size}
+	_, _ = io.Copy(&to, from) // one that is not whole is not kept
 }

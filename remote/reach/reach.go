@@ -37,6 +37,7 @@ type Server struct {
 	turn  chan struct{} // held by the Listen that accepts
 	slots chan struct{} // one for each connection
 	wg    sync.WaitGroup
+	dir   string
 	store func() *contents.Store
 	files files
 
@@ -47,11 +48,11 @@ type Server struct {
 	waiting  map[int64]net.Conn
 }
 
-// New returns a Server. store returns the store for files, or nil if they are not kept. The caller closes
-// the Server.
-func New(store func() *contents.Store) *Server {
+// New returns a Server for the build in a directory. store returns the store for files, or nil if they are not kept.
+// The caller closes the Server.
+func New(dir string, store func() *contents.Store) *Server {
 	return &Server{
-		store: store, files: files{all: map[string]*file{}},
+		dir: dir, store: store, files: files{all: map[string]*file{}},
 		turn: make(chan struct{}, 1), slots: make(chan struct{}, MaxConns), waiting: map[int64]net.Conn{},
 		replace: func(error) {},
 	}
@@ -206,13 +207,18 @@ func (s *Server) Carry(stream grpc.BidiStreamingServer[pb.CarryRequest, pb.Carry
 			case err != nil:
 			case msg.GetDigest() != "":
 				var told int64
-				told, rest = s.files.tell(conn, msg)
+				rest = part{}
+				if msg.GetLength() > 0 {
+					told, rest = s.files.tell(conn, msg)
+				} else if from := made(s.dir, msg.GetSize()); from != nil {
+					s.wg.Go(func() { s.files.take(from, msg.GetDigest(), msg.GetSize()) })
+				}
 				sending.Lock()
 				err = stream.Send(&pb.CarryResponse{Told: &told})
 				sending.Unlock()
 			default:
 				_, err = conn.Write(msg.GetData())
-				rest.keep(msg.GetData())
+				_, _ = rest.Write(msg.GetData()) // it never fails
 			}
 			if err != nil {
 				return

@@ -1609,7 +1609,8 @@ type CarryRequest struct {
 	// digest is the SHA-256, in hexadecimal, of a file of size bytes, of which the process is told the part of length bytes
 	// at offset. If the step runner has that file among its archives, it says it, and otherwise the beginning of the part or
 	// nothing. The answer has told. The rest follows as data, which the step runner may keep for later builds. There is no
-	// data in this request.
+	// data in this request. A length of 0 says that a process has uploaded the file: if the step runner finds it among the
+	// files of the build, it keeps it, too.
 	Digest        string `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"`
 	Size          int64  `protobuf:"varint,4,opt,name=size,proto3" json:"size,omitempty"`
 	Offset        int64  `protobuf:"varint,5,opt,name=offset,proto3" json:"offset,omitempty"`
