@@ -20,9 +20,9 @@ import (
 // clusterPhases are phases of killPhases.
 var clusterPhases = []int{3, 4, 6, 7, 9, 10}
 
-// One of two managers of a cluster is killed in a phase of its tasks, by turns. Every other time it starts again at once
-// and goes on with them; otherwise the other manager ends them. Each is reported as if nothing had happened, by one
-// manager at a time. STEPMUX_GITEA_CLUSTER is how often one is killed.
+// One of two managers of a cluster is killed in a phase of its tasks, by turns. Every other time it starts again at
+// once and goes on with them; otherwise the other manager ends them. Each is reported as if nothing had happened, by
+// one manager at a time. STEPMUX_GITEA_CLUSTER is how often one is killed.
 func TestManagersOfAClusterThatAreKilledLoseNoJobOfGitea(t *testing.T) {
 	kills := numberFrom(t, "STEPMUX_GITEA_CLUSTER", len(clusterPhases))
 	dir := t.TempDir()
@@ -44,7 +44,8 @@ func TestManagersOfAClusterThatAreKilledLoseNoJobOfGitea(t *testing.T) {
 		proxies = append(proxies, giteatest.NewProxy(t, g.URL))
 		file := filepath.Join(dir, label+".yml")
 		require.NoError(t, os.WriteFile(file, fmt.Appendf(nil,
-			"gitea: {name: one, url: %q, token-file: %s, runner: %s, labels: [%s]}\n", proxies[i].URL, token, label, label), 0o600))
+			"gitea: {name: one, url: %q, token-file: %s, runner: %s, labels: [%s]}\n", proxies[i].URL, token, label, label),
+			0o600))
 		p := &managerProcess{t: t, socket: filepath.Join(sshtest.SocketDir(t), "m.sock"), patience: bound}
 		p.args = []string{
 			"manager", "--config", file, "--state", filepath.Join(dir, "state-"+label), "--inventory", inventory,

@@ -80,8 +80,8 @@ func (h *holder) hook(c giteatest.Call, answered bool) (drop bool) {
 // phase. The other manager ends all of its tasks: each ran once, and each row is there once and in order. At any time
 // only one manager reports a task.
 //
-//stepmux:faults users | One of several managers dies, is cut off or ends with jobs of Gitea: another one ends them, each
-//stepmux:more once, and only one at a time reports a job
+//stepmux:faults users | One of several managers dies, is cut off or ends with jobs of Gitea: another one ends them,
+//stepmux:more each once, and only one at a time reports a job
 //stepmux:with instance/manager.TestTheTasksOfAManagerThatEndsAreReportedByAnother
 //stepmux:with cmd/stepmux.TestManagersOfAClusterThatAreKilledLoseNoJobOfGitea
 func TestTheTasksOfAManagerThatIsCutOffAreReportedByAnother(t *testing.T) {
@@ -95,7 +95,9 @@ func TestTheTasksOfAManagerThatIsCutOffAreReportedByAnother(t *testing.T) {
 	b.awaitHeld(1)
 	dir := t.TempDir()
 	again, ledger := filepath.Join(dir, "again"), filepath.Join(dir, "ledger")
-	hold := &holder{phases: map[string]string{}, held: map[string]bool{}, open: make(chan struct{}), dead: map[string]bool{}}
+	hold := &holder{
+		phases: map[string]string{}, held: map[string]bool{}, open: make(chan struct{}), dead: map[string]bool{},
+	}
 	fromA.Intercept(hold.hook)
 	phases := []string{
 		"kept", "submitted", "running", "reporting", "reporting, answered", "last call", "last call, answered", "alive",
@@ -107,7 +109,8 @@ func TestTheTasksOfAManagerThatIsCutOffAreReportedByAnother(t *testing.T) {
 		if slices.Contains([]string{"submitted", "running", "alive"}, phase) {
 			waits = "; while ! test -e " + again + "; do sleep 0.05; done"
 		}
-		task := taskOf(fmt.Sprintf("    steps: [{run: 'echo %d >>%s; seq 3'}, {run: 'echo waits%s; echo goes on'}]", i, ledger,
+		task := taskOf(fmt.Sprintf(
+			"    steps: [{run: 'echo %d >>%s; seq 3'}, {run: 'echo waits%s; echo goes on'}]", i, ledger,
 			waits))
 		task.RunsOn = []string{"a"}
 		ids[phase] = server.Add(task)

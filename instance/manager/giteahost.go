@@ -128,12 +128,13 @@ func (m *Manager) ServeGitea(ctx context.Context, cfg giteadoor.Config) {
 			}
 			return err
 		},
-		Keep: texts.keep, Kept: texts.kept, Forget: texts.forget, Term: texts.term, KeepTask: texts.keepTask, ForgetTask: m.store.ForgetText,
+		Keep: texts.keep, Kept: texts.kept, Forget: texts.forget,
+		Term: texts.term, KeepTask: texts.keepTask, ForgetTask: m.store.ForgetText,
 		Tasks: texts.take, AwaitTasks: m.fleet.awaitTasks,
 		Labels: m.labels, Version: m.cfg.Version, Logger: m.cfg.Logger,
 	})
 	served := make(chan struct{})
-	if !m.spawn(func() { // what it keeps at its end is kept, and nobody else has its tasks before
+	if !m.spawn(func() { // a task that came at its end is kept, and nobody else has its tasks before
 		defer close(served)
 		door.Serve(ctx)
 	}) {

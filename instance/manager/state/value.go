@@ -8,9 +8,9 @@ import (
 )
 
 // write stores the value of a key of a bucket, and returns its revision. All keys that are removed one day, or expire,
-// are written by it: it removes the value before by a rollup, of which the server keeps a note. Of what a server removes
-// by the limit of messages of a key it keeps none: such a value is there again once the last one has gone and the server
-// has read its files after a crash.
+// are written by it: it removes the value before by a rollup, and the server keeps a note of that. It keeps none of the
+// values that it removes by the limit of messages of a key: such a value is there again once the last one has gone and
+// the server has read its files after a crash.
 func (s *Store) write(
 	ctx context.Context, bucket jetstream.KeyValue, key string, value []byte, options ...jetstream.PublishOpt,
 ) (uint64, error) {
@@ -24,7 +24,8 @@ func (s *Store) Purge(
 	return s.rollup(ctx, bucket, key, nats.Header{"KV-Operation": {"PURGE"}}, nil, options)
 }
 
-// rollup publishes the message of a key, as KeyValue.Put and Purge do. Those take no options, or do not tell the revision.
+// rollup publishes the message of a key, as KeyValue.Put and Purge do. Those take no options, or do not tell the
+// revision.
 func (s *Store) rollup(
 	ctx context.Context, bucket jetstream.KeyValue, key string, header nats.Header, value []byte,
 	options []jetstream.PublishOpt,

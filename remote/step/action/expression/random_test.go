@@ -24,7 +24,8 @@ const (
 )
 
 // randomContext is the context c of the expressions.
-const randomContext = `{"s": "abc", "e": "", "n": 3, "f": 1.5, "neg": -0, "t": true, "z": null, "a": [1, "two", null, true, [5, 6]],
+const randomContext = `{"s": "abc", "e": "", "n": 3, "f": 1.5, "neg": -0, "t": true, "z": null,
+	"a": [1, "two", null, true, [5, 6]],
 	"o": {"B": "y", "a": "x", "k": {"a": 1}, "n": null}, "l": [{"a": 1, "b": "q"}, {"a": "2"}, {"b": 3}, 7], "num": "12",
 	"sp": " 1 ", "lo": {"x": {"a": 1}, "y": {"a": 2}, "z": [3]}}`
 
