@@ -401,6 +401,68 @@ func killAt(t *testing.T, at int, acts, forgets bool) (calls int) {
 	return calls
 }
 
+// Whatever happens to calls, to the server's trace and to the manager, and in whatever order: the trace arrives whole.
+func TestTheTraceSurvivesFaultsOfAllKinds(t *testing.T) {
+	for seed := range uint64(12) {
+		synctest.Test(t, func(t *testing.T) { survive(t, rand.New(rand.NewPCG(seed, 11))) })
+	}
+}
+
+func survive(t *testing.T, random *rand.Rand) {
+	t.Helper()
+	log := newLog("")
+	log.piece = 1 + random.IntN(200)
+	cfg := gitlabtest.Config{Interval: time.Duration(1+random.IntN(5)) * time.Second, Later: random.IntN(3)}
+	r := newReported(t, cfg, log)
+	for i := range 30 {
+		text := strings.Repeat(fmt.Sprintf("line %d\n", i), random.IntN(80))
+		r.after(time.Duration(random.IntN(120_000))*time.Millisecond, func() { log.write(text) })
+	}
+	r.after(2*time.Minute, log.end)
+	ctx, kill := context.WithCancel(t.Context())
+	var mu sync.Mutex
+	r.fake.Fail(func(*http.Request) *gitlabtest.Fault {
+		mu.Lock()
+		defer mu.Unlock()
+		switch random.IntN(12) {
+		case 0:
+			return &gitlabtest.Fault{Acts: random.IntN(2) == 0}
+		case 1:
+			return &gitlabtest.Fault{Status: http.StatusBadGateway, Acts: random.IntN(2) == 0}
+		case 2:
+			return &gitlabtest.Fault{Status: http.StatusTooManyRequests, Header: http.Header{"Retry-After": {"9"}}}
+		case 3:
+			return &gitlabtest.Fault{Status: http.StatusRequestEntityTooLarge}
+		case 4:
+			if j := r.fake.Job(r.job.ID); len(j.Trace) > 0 && j.Status == gitlabtest.Running {
+				r.fake.Cut(r.job.ID, random.IntN(len(j.Trace)))
+			}
+		case 5:
+			kill()
+		}
+		return nil
+	})
+	for {
+		r.report.keep = func(p position) { r.kept = p }
+		r.report.size = 100 + random.IntN(2000)
+		known, err := r.follow(ctx)
+		if err == nil && known {
+			err = r.finish(ctx, Update{State: Success})
+		}
+		if err == nil {
+			break
+		}
+		require.ErrorIs(t, err, context.Canceled)
+		mu.Lock()
+		ctx, kill = context.WithCancel(t.Context())
+		mu.Unlock()
+		r.begin()
+	}
+	kill()
+	r.requireWhole(gitlabtest.Success)
+	require.Less(t, len(r.fake.Calls()), 2000)
+}
+
 // However many jobs there are, few pieces are in memory.
 func TestPiecesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

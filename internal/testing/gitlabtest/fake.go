@@ -357,14 +357,11 @@ func (f *Fake) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 	fault := f.faultOf(req)
 	a := &answer{}
-	switch {
-	case fault == nil || fault.Acts:
+	if fault == nil || fault.Acts {
 		a = f.serve(req, body)
-		fallthrough
-	default:
-		if fault != nil {
-			a = &answer{status: fault.Status, header: fault.Header, text: []byte(fault.Text)}
-		}
+	}
+	if fault != nil {
+		a = &answer{status: fault.Status, header: fault.Header, text: []byte(fault.Text)}
 	}
 	f.note(req, body, a)
 	if a.status == 0 {
