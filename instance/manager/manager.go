@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/instance/manager/archive"
-	"github.com/stepmux/stepmux/instance/manager/giteadoor"
 	"github.com/stepmux/stepmux/instance/manager/state"
 	"github.com/stepmux/stepmux/internal/actionservices"
 )
@@ -55,7 +54,7 @@ type Manager struct {
 	live    map[string]*build
 	carried map[string]*PipelineRun
 	drains  map[string]*drained // the last change of each, by the ID of the VM
-	doors   []*giteadoor.Door
+	doors   []door
 }
 
 // ErrStopped is the cause of the end of a Manager that was shut down.

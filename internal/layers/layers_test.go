@@ -100,10 +100,14 @@ var allowed = map[string][]string{
 		"instance/manager/command", "internal/flight", "internal/pause", "internal/privatefile", "internal/wire",
 	},
 	"instance/manager/giteadoor": {
-		"instance/manager/managerv1", "internal/boundedfile", "internal/pause", "internal/servercall",
+		"instance/manager/jobdoor", "instance/manager/managerv1", "internal/boundedfile", "internal/pause", "internal/servercall",
 		"internal/sortedkeys", "internal/termtext", "internal/yamltree", "remote/api/stepmuxv1", "remote/step/mask",
 	},
-	"instance/manager/gitlabdoor": {"internal/pause", "internal/servercall", "internal/termtext"},
+	"instance/manager/gitlabdoor": {
+		"instance/manager/jobdoor", "instance/manager/managerv1", "internal/pause", "internal/servercall",
+		"internal/termtext", "remote/api/stepmuxv1", "remote/step/lang",
+	},
+	"instance/manager/jobdoor": {"instance/manager/managerv1", "internal/pause", "internal/termtext"},
 	"instance/manager/page": {
 		"internal/plural",
 		"instance", "instance/control", "instance/manager/access", "instance/manager/managerv1", "internal/boundedhttp",
@@ -111,7 +115,7 @@ var allowed = map[string][]string{
 	},
 	"instance/manager": {
 		"remote/api/stepmuxv1",
-		"instance", "instance/batch", "instance/control", "instance/manager/managerv1", "connector", "connector/buildlog",
+		"instance", "instance/batch", "instance/control", "instance/manager/jobdoor", "instance/manager/managerv1", "connector", "connector/buildlog",
 		"connector/place/**", "connector/files", "instance/manager/access",
 		"instance/manager/archive", "instance/manager/claims", "instance/manager/command", "instance/manager/giteadoor",
 		"instance/manager/natscall", "instance/manager/seal", "instance/manager/sshdoor", "instance/manager/state",

@@ -2,7 +2,6 @@ package giteadoor
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -16,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/stepmux/stepmux/instance/manager/jobdoor"
 	"github.com/stepmux/stepmux/internal/testing/giteatest"
 	"github.com/stepmux/stepmux/internal/yamltree"
 )
@@ -305,24 +305,17 @@ func TestAWebhookWakesTheDoor(t *testing.T) {
 		{good, "workflow_job", strings.Repeat(" ", maxHook) + queued, 413, false},
 	} {
 		require.Equal(t, test.code, send(test.signature, test.event, test.body))
-		select {
-		case <-d.woken:
-			require.True(t, test.wakes)
-		default:
-			require.False(t, test.wakes)
-		}
+		require.Equal(t, test.wakes, d.Rest(t.Context(), time.Millisecond))
 	}
 	d.cfg.Secret = nil
 	require.Equal(t, http.StatusNotFound, send(good, "workflow_job", queued))
 }
 
 // testHost is a host with no slot.
-func testHost() Host {
-	return Host{
-		Logger: slog.New(
-			slog.DiscardHandler,
-		), Labels: func() []map[string]string { return []map[string]string{{"gpu": "true", "zone": "b"}} },
-		Reserve: func(ctx context.Context) (Room, error) {
+func testHost() jobdoor.Host {
+	return jobdoor.Host{
+		Logger: slog.New(slog.DiscardHandler), Labels: func() []map[string]string { return []map[string]string{{"gpu": "true", "zone": "b"}} },
+		Reserve: func(ctx context.Context) (jobdoor.Room, error) {
 			<-ctx.Done()
 			return nil, context.Cause(ctx)
 		},
@@ -334,24 +327,4 @@ func TestLabelsOfTheVMsAreDeclared(t *testing.T) {
 	require.Equal(t, []string{"gpu", "gpu=true", "linux", "self-hosted", "ubuntu-latest", "zone=b"}, d.labels())
 	d.cfg.Labels = []string{"own"}
 	require.Equal(t, []string{"own"}, d.labels())
-}
-
-// The questions and the reports of a server that is away fail in turns, each with an error of its own: the log had both
-// after each try.
-func TestEachErrorOfAServerThatIsAwayIsToldOnce(t *testing.T) {
-	var log strings.Builder
-	d := New(Config{}, Host{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-	for range 3 {
-		d.fails(t.Context(), "ask", errors.New("refused"))
-		d.fails(t.Context(), "report", errors.New("refused"))
-	}
-	require.Equal(t, 2, strings.Count(log.String(), "level=WARN"), log.String())
-	require.Equal(t, "cannot report: refused", d.Standing().Reason)
-	d.works()
-	d.fails(t.Context(), "ask", errors.New("refused"))
-	require.Equal(t, 3, strings.Count(log.String(), "level=WARN"), log.String())
-	for i := range 100 {
-		d.fails(t.Context(), "ask", fmt.Errorf("refused from port %d", i))
-	}
-	require.Equal(t, 2+maxTold, strings.Count(log.String(), "level=WARN"))
 }

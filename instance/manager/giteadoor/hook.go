@@ -21,7 +21,7 @@ func (d *Door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	secret, err := d.cfg.Secret()
 	if err != nil {
-		d.host.Logger.Warn("cannot read the secret of webhooks", "error", err)
+		d.Host().Logger.Warn("cannot read the secret of webhooks", "error", err)
 		http.Error(w, "the secret cannot be read", http.StatusInternalServerError)
 		return
 	}
@@ -39,7 +39,7 @@ func (d *Door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	var job struct{ Action string }
 	if header(r, "Event") == "workflow_job" && json.Unmarshal(body, &job) == nil && job.Action == "queued" {
-		d.wake()
+		d.Wake()
 	}
 	w.WriteHeader(http.StatusNoContent)
 }
@@ -50,12 +50,4 @@ func header(r *http.Request, name string) string {
 		return value
 	}
 	return r.Header.Get("X-Forgejo-" + name)
-}
-
-// wake makes the door look for a task in any case.
-func (d *Door) wake() {
-	select {
-	case d.woken <- struct{}{}:
-	default:
-	}
 }

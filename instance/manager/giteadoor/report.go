@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stepmux/stepmux/instance/manager/jobdoor"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/sortedkeys"
@@ -26,14 +27,6 @@ const (
 	// maxKey and maxValue bound an output, in bytes: the server drops larger ones without a word.
 	maxKey, maxValue = 255, 1 << 20
 )
-
-// RefusedError says that the manager does not take a pipeline: it cannot run, however often it is asked.
-type RefusedError struct{ Err error }
-
-func (e *RefusedError) Error() string { return e.Err.Error() }
-
-// Unwrap returns the cause.
-func (e *RefusedError) Unwrap() error { return e.Err }
 
 // report reports a task: run's goroutine makes the calls, and two others watch the pipeline and read the log.
 type report struct {
@@ -63,7 +56,7 @@ type report struct {
 func newReport(d *Door, r *record, resumed bool) *report {
 	return &report{
 		d: d, task: r.Task, record: r, resumed: resumed, client: d.client.As(r.Runner),
-		logger:  d.host.Logger.With("task", r.Task.ID),
+		logger:  d.Host().Logger.With("task", r.Task.ID),
 		changed: make(chan struct{}, 1), sent: make(chan struct{}, 1),
 	}
 }
@@ -77,7 +70,7 @@ func gone(err error) bool {
 }
 
 // run runs the task and reports it to its end, or until ctx ends: then the next door goes on.
-func (t *report) run(ctx context.Context, room Room) {
+func (t *report) run(ctx context.Context, room jobdoor.Room) {
 	req, steps, err := t.record.pipeline(t.d.cfg.Name)
 	if err == nil {
 		t.d.cfg.adapt(req)
@@ -128,10 +121,10 @@ func (t *report) isOver(ctx context.Context) bool {
 func (t *report) key() string { return fmt.Sprintf("gitea.%s.%d", t.d.cfg.Name, t.task.ID) }
 
 // submit gives the task to the manager.
-func (t *report) submit(ctx context.Context, req *pb.SubmitPipelineRequest, room Room) (id string, err error) {
+func (t *report) submit(ctx context.Context, req *pb.SubmitPipelineRequest, room jobdoor.Room) (id string, err error) {
 	t.repeat(ctx, "submit a task", func() error {
-		id, err = t.d.host.Submit(ctx, t.key(), req, room)
-		if _, refused := errors.AsType[*RefusedError](err); refused {
+		id, err = t.d.Host().Submit(ctx, t.key(), req, room)
+		if _, refused := errors.AsType[*jobdoor.RefusedError](err); refused {
 			return nil
 		}
 		return err
@@ -142,7 +135,7 @@ func (t *report) submit(ctx context.Context, req *pb.SubmitPipelineRequest, room
 // repeat is door.repeat, and ends also if the server does not know the task any more.
 func (t *report) repeat(ctx context.Context, what string, do func() error) (known bool) {
 	known = true
-	t.d.repeat(ctx, what, func() error {
+	t.d.Repeat(ctx, what, func() error {
 		err := do()
 		if gone(err) {
 			known = false
@@ -174,8 +167,8 @@ func (t *report) wake() {
 func (t *report) watch(ctx context.Context, id string) {
 	var reader sync.WaitGroup
 	defer reader.Wait()
-	t.d.repeat(ctx, "watch a pipeline", func() error {
-		return t.d.host.Watch(ctx, id, func(p *pb.Pipeline) bool {
+	t.d.Repeat(ctx, "watch a pipeline", func() error {
+		return t.d.Host().Watch(ctx, id, func(p *pb.Pipeline) bool {
 			t.mu.Lock()
 			defer t.mu.Unlock()
 			defer t.wake()
@@ -196,14 +189,17 @@ func (t *report) watch(ctx context.Context, id string) {
 
 // readLog reads the log of the build to its end.
 func (t *report) readLog(ctx context.Context, build string) {
-	t.d.repeat(ctx, "read a log", func() error {
+	t.d.Repeat(ctx, "read a log", func() error {
 		t.mu.Lock()
 		t.rows = newRows(t.record.Marks, len(t.rows.steps), t.add) // it begins anew
 		t.has, t.pending, t.bytes = t.first, nil, 0
 		t.mu.Unlock()
-		return t.d.host.Log(ctx, build, func(text []byte, at time.Time) error {
+		return t.d.Host().Log(ctx, build, 0, true, func(p jobdoor.Piece) error {
 			t.mu.Lock()
-			t.rows.write(text, at)
+			if p.Missing > 0 {
+				t.rows.write(fmt.Appendf(nil, "stepmux: %d bytes of the log are not kept any more\n", p.Missing), p.At)
+			}
+			t.rows.write(p.Text, p.At)
 			t.mu.Unlock()
 			t.wake()
 			for t.isFull() {
@@ -337,7 +333,7 @@ func (t *report) tell(ctx context.Context) (result string, known bool) {
 
 // cancel cancels the pipeline.
 func (t *report) cancel(ctx context.Context) bool {
-	err := t.d.host.Cancel(ctx, t.key())
+	err := t.d.Host().Cancel(ctx, t.key())
 	if err != nil && ctx.Err() == nil {
 		t.logger.Warn("cannot cancel the pipeline of a task", "error", err)
 	}
@@ -351,7 +347,7 @@ func (t *report) giveUp(ctx context.Context) bool {
 	}
 	t.logger.Info("the server has a result of the task, or does not know it: what is left of its pipeline is cancelled")
 	for ctx.Err() == nil && !t.cancel(ctx) {
-		_ = pause.For(ctx, firstBackoff)
+		_ = pause.For(ctx, jobdoor.FirstBackoff)
 	}
 	return false
 }
@@ -368,8 +364,8 @@ func (t *report) conclude(ctx context.Context) {
 	outputs := map[string]string{}
 	if build != "" {
 		var values map[string]string
-		t.d.repeat(ctx, "read the outputs of a task", func() (err error) {
-			values, err = t.d.host.Outputs(ctx, build)
+		t.d.Repeat(ctx, "read the outputs of a task", func() (err error) {
+			values, err = t.d.Host().Outputs(ctx, build)
 			return err
 		})
 		for _, name := range sortedkeys.Of(values) {

@@ -85,6 +85,13 @@ func NewClient(cfg Config) (*Client, error) {
 	return c, nil
 }
 
+// As returns a Client of another runner at the same server, with the same connections. Closing it closes the Client.
+func (c *Client) As(token, system string) *Client {
+	other := *c
+	other.cfg.Token, other.cfg.System = token, system
+	return &other
+}
+
 // Close closes connections that no call uses.
 func (c *Client) Close() { c.http.Close() }
 

@@ -3,7 +3,6 @@ package manager
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -16,6 +15,8 @@ import (
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/control"
 	"github.com/stepmux/stepmux/instance/manager/giteadoor"
+	"github.com/stepmux/stepmux/instance/manager/gitlabdoor"
+	"github.com/stepmux/stepmux/instance/manager/jobdoor"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/instance/manager/state"
 )
@@ -34,7 +35,7 @@ type room struct {
 	id string // of the pipeline; empty before that is known
 }
 
-// Release implements giteadoor.Room.
+// Release implements jobdoor.Room.
 func (r *room) Release() {
 	r.of.mu.Lock()
 	if r.of.all[r.id] == r {
@@ -96,16 +97,33 @@ func (m *Manager) beginInRoom(ctx context.Context, r *state.Request, pipeline st
 	return err
 }
 
+// door takes the jobs of a server.
+type door interface {
+	Serve(ctx context.Context)
+	Standing() jobdoor.Standing
+}
+
 // ServeGitea takes jobs from a Gitea server, until the Manager is shut down or ctx ends. The jobs that run then go on:
 // the next manager reports them.
 func (m *Manager) ServeGitea(ctx context.Context, cfg giteadoor.Config) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(m.takes, cancel)() //nolint:contextcheck // the manager's end
+	m.serveDoor(ctx, giteadoor.New(cfg, m.doorHost(cfg.Party())))
+}
+
+// ServeGitLab is ServeGitea for a GitLab server. It fails at once if a file of TLS cannot be read.
+func (m *Manager) ServeGitLab(ctx context.Context, cfg gitlabdoor.DoorConfig) error {
+	d, err := gitlabdoor.NewDoor(cfg, m.doorHost(cfg.Party()))
+	if err == nil {
+		m.serveDoor(ctx, d)
+	}
+	return err
+}
+
+// doorHost is the manager, for the door of a party.
+func (m *Manager) doorHost(party string) jobdoor.Host {
 	texts := &doorTexts{m: m}
-	door := giteadoor.New(cfg, giteadoor.Host{
-		Reserve: func(ctx context.Context) (giteadoor.Room, error) {
-			r, err := m.cfg.Group.Reserve(ctx, cfg.Party(), nil)
+	return jobdoor.Host{
+		Reserve: func(ctx context.Context) (jobdoor.Room, error) {
+			r, err := m.cfg.Group.Reserve(ctx, party, nil)
 			if err != nil {
 				return nil, err
 			}
@@ -120,7 +138,7 @@ func (m *Manager) ServeGitea(ctx context.Context, cfg giteadoor.Config) {
 				return changed(pipelineMessage(p, jobs))
 			})
 		},
-		Log: m.taskLog, Outputs: m.taskOutputs,
+		Log: m.taskLog, Result: m.taskResult, Outputs: m.taskOutputs,
 		Cancel: func(ctx context.Context, key string) error {
 			err := (&service{m: m}).cancelPipeline(ctx, state.PipelineID(key))
 			if status.Code(err) == codes.NotFound { // it is not kept any more
@@ -132,37 +150,44 @@ func (m *Manager) ServeGitea(ctx context.Context, cfg giteadoor.Config) {
 		Term: texts.term, KeepTask: texts.keepTask, ForgetTask: m.store.ForgetText,
 		Tasks: texts.take, AwaitTasks: m.fleet.awaitTasks,
 		Labels: m.labels, Version: m.cfg.Version, Logger: m.cfg.Logger,
-	})
+	}
+}
+
+func (m *Manager) serveDoor(ctx context.Context, d door) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(m.takes, cancel)() //nolint:contextcheck // the manager's end
 	served := make(chan struct{})
 	if !m.spawn(func() { // a task that came at its end is kept, and nobody else has its tasks before
 		defer close(served)
-		door.Serve(ctx)
+		d.Serve(ctx)
 	}) {
 		return
 	}
 	m.mu.Lock()
-	m.doors = append(m.doors, door)
+	m.doors = append(m.doors, d)
 	m.mu.Unlock()
 	<-served
 	m.mu.Lock()
-	m.doors = slices.DeleteFunc(m.doors, func(d *giteadoor.Door) bool { return d == door })
+	m.doors = slices.DeleteFunc(m.doors, func(other door) bool { return other == d })
 	m.mu.Unlock()
 }
 
 // ServeHook takes a webhook of a server, by its name.
 func (m *Manager) ServeHook(name string, w http.ResponseWriter, r *http.Request) {
 	m.mu.Lock()
-	i := slices.IndexFunc(m.doors, func(d *giteadoor.Door) bool { return d.Standing().Name == name })
-	var door *giteadoor.Door
-	if i >= 0 {
-		door = m.doors[i]
+	var hook http.Handler
+	for _, d := range m.doors {
+		if h, takes := d.(http.Handler); takes && d.Standing().Name == name {
+			hook = h
+		}
 	}
 	m.mu.Unlock()
-	if door == nil {
+	if hook == nil {
 		http.Error(w, "there is no server of this name", http.StatusNotFound)
 		return
 	}
-	door.ServeHTTP(w, r)
+	hook.ServeHTTP(w, r)
 }
 
 // servers returns how the doors stand, by their names.
@@ -172,7 +197,7 @@ func (m *Manager) servers() (all []control.JobServer) {
 	for _, d := range m.doors {
 		s := d.Standing()
 		all = append(all, control.JobServer{
-			Name: s.Name, URL: s.URL, State: s.State, Reason: s.Reason, Since: s.Since, Jobs: s.Tasks, Taken: s.Taken,
+			Name: s.Name, URL: s.URL, State: s.State, Reason: s.Reason, Since: s.Since, Jobs: s.Jobs, Taken: s.Taken,
 		})
 	}
 	slices.SortFunc(all, func(a, b control.JobServer) int { return strings.Compare(a.Name, b.Name) })
@@ -181,7 +206,7 @@ func (m *Manager) servers() (all []control.JobServer) {
 
 // submitTask keeps a pipeline of a door.
 func (m *Manager) submitTask(
-	ctx context.Context, key string, req *pb.SubmitPipelineRequest, in giteadoor.Room,
+	ctx context.Context, key string, req *pb.SubmitPipelineRequest, in jobdoor.Room,
 ) (string, error) {
 	if r, ok := in.(*room); ok {
 		m.rooms.keep(state.PipelineID(key), r)
@@ -189,33 +214,41 @@ func (m *Manager) submitTask(
 	req.Key = key
 	id, err := m.submitPipeline(ctx, req)
 	if told, is := status.FromError(err); is && told.Code() == codes.InvalidArgument {
-		return "", &giteadoor.RefusedError{Err: errors.New(told.Message())}
+		return "", &jobdoor.RefusedError{Err: errors.New(told.Message())}
 	}
 	return id, err
 }
 
-// taskLog passes the log of a build to take.
-func (m *Manager) taskLog(ctx context.Context, build string, take func(text []byte, at time.Time) error) error {
-	err := m.follow(ctx, &pb.FollowRequest{Id: build, Follow: true}, func(p *pb.FollowResponse) error {
-		if n := p.GetMissing(); n > 0 {
-			gap := fmt.Appendf(nil, "stepmux: %d bytes of the log are not kept any more\n", n)
-			if err := take(gap, p.GetAt().AsTime()); err != nil {
-				return err
-			}
-		}
-		if len(p.GetText()) == 0 {
+// taskLog is jobdoor.Host.Log.
+func (m *Manager) taskLog(
+	ctx context.Context, build string, offset int64, follow bool, take func(jobdoor.Piece) error,
+) error {
+	asked := &pb.FollowRequest{Id: build, Offset: offset, Follow: follow}
+	err := m.follow(ctx, asked, func(p *pb.FollowResponse) error {
+		if p.GetMissing() == 0 && len(p.GetText()) == 0 {
 			return nil
 		}
 		at := time.Now()
 		if p.GetAt() != nil {
 			at = p.GetAt().AsTime()
 		}
-		return take(p.GetText(), at)
+		return take(jobdoor.Piece{Text: p.GetText(), At: at, Missing: p.GetMissing()})
 	})
 	if status.Code(err) == codes.NotFound { // it is not kept any more
 		return nil
 	}
 	return err
+}
+
+// taskResult is jobdoor.Host.Result.
+func (m *Manager) taskResult(ctx context.Context, build string) (*jobdoor.Result, error) {
+	rec, err := m.store.Record(ctx, build)
+	if err != nil || rec == nil || rec.Result == nil {
+		return nil, err
+	}
+	return &jobdoor.Result{
+		Reason: rec.Result.Reason, Message: rec.Result.Message, ExitCode: rec.Result.ExitCode, LogBytes: rec.LogBytes,
+	}, nil
 }
 
 // taskOutputs returns the outputs of a build.

@@ -1,4 +1,4 @@
-package giteadoor
+package jobdoor
 
 import (
 	"context"
@@ -18,9 +18,11 @@ type Host struct {
 	// Watch calls changed with a pipeline, now and after each change, until that returns false. The pipeline is nil if it
 	// is not kept, or not any more.
 	Watch func(ctx context.Context, id string, changed func(*pb.Pipeline) bool) error
-	// Log passes the log of a build from its begin to take, piece by piece with the time when each was written, until
-	// the build has ended. A log that is not kept any more is empty.
-	Log func(ctx context.Context, build string, take func(text []byte, at time.Time) error) error
+	// Log passes the log of a build to take, piece by piece, from an offset to the present end, or with follow until the
+	// build has ended. A log that is not kept any more is empty.
+	Log func(ctx context.Context, build string, offset int64, follow bool, take func(Piece) error) error
+	// Result returns the result of a build that has ended, nil if it is not kept.
+	Result func(ctx context.Context, build string) (*Result, error)
 	// Outputs returns the outputs of a build that has ended, without those that have secrets.
 	Outputs func(ctx context.Context, build string) (map[string]string, error)
 	// Cancel ends the pipeline of a key. What has ended, or is not there, stays as it is.
@@ -50,8 +52,35 @@ type Host struct {
 	Logger *slog.Logger
 }
 
+// Piece is a piece of a log.
+type Piece struct {
+	Text []byte
+	At   time.Time // when it was written
+	// Missing counts bytes before the text that are not kept any more.
+	Missing int64
+}
+
+// Result is the result of a build.
+type Result struct {
+	// Reason is why it failed, such as script_failure; empty if it has succeeded.
+	Reason, Message string
+	ExitCode        int
+	// LogBytes is the length of its log.
+	LogBytes int64
+}
+
 // Room is a slot that is reserved.
 type Room interface {
 	// Release gives it back, unless a build has it. Idempotent.
 	Release()
+	// Soften says that the slot may be given back. The channel is closed when another one waits for it.
+	Soften() <-chan struct{}
 }
+
+// RefusedError says that the manager does not take a pipeline: it cannot run, however often it is asked.
+type RefusedError struct{ Err error }
+
+func (e *RefusedError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e *RefusedError) Unwrap() error { return e.Err }

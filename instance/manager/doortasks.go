@@ -52,7 +52,7 @@ func (t *doorTexts) forget(ctx context.Context, key string) error {
 	return t.m.store.ForgetText(ctx, t.own(key))
 }
 
-// term is giteadoor.Host.Term.
+// term is jobdoor.Host.Term.
 func (t *doorTexts) term(ctx context.Context) (context.Context, context.CancelFunc, error) {
 	term, stop, err := t.m.fleet.Term(ctx)
 	t.mu.Lock()
@@ -79,7 +79,7 @@ func (t *doorTexts) keepTask(ctx context.Context, key string, text []byte) error
 	return t.m.store.KeepTask(ctx, key, t.m.fleet.ID(), text)
 }
 
-// take is giteadoor.Host.Tasks.
+// take is jobdoor.Host.Tasks.
 func (t *doorTexts) take(ctx context.Context, prefix string, begin func(key string, text []byte)) (failed error) {
 	all, err := t.m.store.Tasks(ctx, prefix)
 	if err != nil {

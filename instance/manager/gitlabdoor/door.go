@@ -1,0 +1,230 @@
+package gitlabdoor
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"regexp"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/stepmux/stepmux/instance/manager/jobdoor"
+	"github.com/stepmux/stepmux/internal/pause"
+	"github.com/stepmux/stepmux/internal/servercall"
+)
+
+// askPause is the time between two questions that the server answers at once, without a job.
+const askPause = 3 * time.Second
+
+// DoorConfig says which server a Door serves, and how.
+type DoorConfig struct {
+	// Name names the server in keys of the state, in logs and on the page: 1 to 32 of a-z 0-9 -. Required.
+	Name string
+	// URL is that of the server. Required.
+	URL string
+	// Token returns the token of the runner, glrt-... It is asked for again when the server does not know it. Required.
+	Token func() (string, error)
+	// Files are those of TLS.
+	Files servercall.Files
+	// Limit bounds the jobs that run at once. If zero, only the slots do.
+	Limit int
+	// Share is that of the door among those that wait for slots. If zero, 1.
+	Share int
+}
+
+var names = regexp.MustCompile(`^[a-z0-9-]{1,32}$`)
+
+// Check returns an error for a DoorConfig that is not valid.
+func (cfg *DoorConfig) Check() error {
+	switch {
+	case !strings.HasPrefix(cfg.URL, "https://") && !strings.HasPrefix(cfg.URL, "http://"):
+		return fmt.Errorf("the url %.160q: write that of the server, as https://gitlab.example.com", cfg.URL)
+	case !names.MatchString(cfg.Name):
+		return fmt.Errorf("the name %.40q: write 1 to 32 of a-z 0-9 -", cfg.Name)
+	case cfg.Limit < 0:
+		return fmt.Errorf("the limit %d: write a positive number", cfg.Limit)
+	}
+	return nil
+}
+
+// Party names the door among those that wait for slots.
+func (cfg *DoorConfig) Party() string { return "gitlab." + cfg.Name }
+
+// Door is a runner of one server. It is safe for concurrent use.
+type Door struct {
+	*jobdoor.Door
+	cfg    DoorConfig
+	client *Client // of no runner
+	// acknowledges says that the server waits until a job is acknowledged. It is learned by the first job.
+	acknowledges, learned atomic.Bool
+}
+
+// NewDoor returns a Door. It reads the files of TLS. The caller calls Serve.
+func NewDoor(cfg DoorConfig, host jobdoor.Host) (*Door, error) {
+	client, err := NewClient(Config{URL: cfg.URL, Files: cfg.Files, Info: Info{
+		Name: "stepmux", Version: host.Version, Platform: runtime.GOOS, Architecture: runtime.GOARCH, Executor: "stepmux",
+		Shell: "bash", Features: supported(),
+	}})
+	if err != nil {
+		return nil, err
+	}
+	return &Door{
+		Door: jobdoor.New(jobdoor.Config{Kind: "gitlab", Name: cfg.Name, URL: cfg.URL, Limit: cfg.Limit}, host), cfg: cfg,
+		client: client,
+	}, nil
+}
+
+// Serve takes jobs from the server until ctx ends, and returns when all that it has started has ended. Jobs that it has
+// then go on: the next door of this name reports them.
+func (d *Door) Serve(ctx context.Context) {
+	defer d.client.Close()
+	d.Door.Serve(ctx, d)
+}
+
+const kindRunner = "runner"
+
+// features are what jobs may need. Each is there.
+func supported() map[string]bool {
+	all := map[string]bool{}
+	for _, name := range strings.Fields(`variables artifacts upload_multiple_artifacts upload_raw_artifacts
+		artifacts_exclude refspecs cache fallback_cache_keys masking raw_variables multi_build_steps trace_checksum
+		trace_size cancelable cancel_gracefully return_exit_code native_steps_integration two_phase_job_commit image
+		services`) {
+		all[name] = true
+	}
+	return all
+}
+
+// system returns the system_id of this manager: each that uses a token has its own.
+func (d *Door) system(ctx context.Context) (string, error) {
+	key := d.Key(kindRunner)
+	kept, err := d.Host().Kept(ctx, key)
+	if err != nil || kept[key] != nil {
+		return string(kept[key]), err
+	}
+	made := "r_" + rand.Text()[:12]
+	return made, d.Host().Keep(ctx, key, []byte(made))
+}
+
+// enter returns a client of a runner that the server knows.
+func (d *Door) enter(ctx context.Context) (*Client, error) {
+	system, err := d.system(ctx)
+	if err != nil {
+		return nil, err
+	}
+	token, err := d.cfg.Token()
+	if err != nil {
+		return nil, fmt.Errorf("read the token of the runner: %w", err)
+	}
+	client := d.client.As(token, system)
+	_, err = client.Verify(ctx)
+	return client, err
+}
+
+// Take implements jobdoor.Server.
+func (d *Door) Take(life, term context.Context) {
+	var client *Client
+	d.Repeat(term, "use the runner", func() (err error) {
+		client, err = d.enter(term)
+		return err
+	})
+	if term.Err() != nil {
+		return
+	}
+	d.Works()
+	wait, last := jobdoor.FirstBackoff, ""
+	for term.Err() == nil {
+		room := d.Reserve(term)
+		if room == nil {
+			continue
+		}
+		asked := time.Now()
+		job, now, err := d.ask(term, client, room, last)
+		if job == nil {
+			room.Release()
+		}
+		switch status := StatusOf(err); {
+		case job != nil:
+			last = "" // there may be another one
+			d.begin(life, term, job, room)
+		case err == nil && time.Since(asked) < askPause:
+			last = now
+			if d.Rest(term, jobdoor.Jittered(askPause)) { // a job has ended
+				last = ""
+			}
+		case err == nil: // it was held
+			last = now
+		case status == http.StatusConflict: // another runner was faster
+			last = ""
+			_ = pause.For(term, jobdoor.FirstBackoff)
+		default:
+			last = ""
+			d.Fails(term, "ask for a job", err)
+			_ = pause.For(term, jobdoor.Jittered(wait))
+			wait = min(2*wait, jobdoor.LastBackoff)
+			if status == http.StatusForbidden { // the token may be another one now
+				return
+			}
+			continue
+		}
+		d.Works()
+		wait = jobdoor.FirstBackoff
+	}
+}
+
+// errRecalled ends a question for whose slot another one waits.
+var errRecalled = errors.New("another one waits for the slot")
+
+// ask asks for a job. Only a server that waits for an acknowledgement may hold the question: meanwhile the slot is
+// given back if somebody else waits for it, and a job whose answer is then lost goes to another runner. Other servers
+// answer at once.
+func (d *Door) ask(term context.Context, client *Client, room jobdoor.Room, last string) (*Job, string, error) {
+	asking, stop := jobdoor.Beyond(term)
+	defer stop()
+	if !d.acknowledges.Load() {
+		return client.Request(asking, "")
+	}
+	asking, cancel := context.WithCancelCause(asking)
+	defer cancel(nil)
+	over := make(chan struct{})
+	var watch sync.WaitGroup
+	defer watch.Wait()
+	defer close(over)
+	recalled := room.Soften()
+	watch.Go(func() {
+		select {
+		case <-recalled:
+			cancel(errRecalled)
+		case <-over:
+		}
+	})
+	job, now, err := client.Request(asking, last)
+	if errors.Is(context.Cause(asking), errRecalled) && job == nil {
+		return nil, "", nil
+	}
+	return job, now, err
+}
+
+// begin keeps a job and starts its report. room is released in any case.
+func (d *Door) begin(life, term context.Context, job *Job, room jobdoor.Room) {
+	r := &record{Job: job, Answer: job.Answer}
+	d.Begin(life, term, job.ID, r.encode, room, newTask(d, r, false).run)
+}
+
+// Resume implements jobdoor.Server.
+func (d *Door) Resume(text []byte) (jobdoor.Report, error) {
+	r := &record{}
+	if err := json.Unmarshal(text, r); err != nil {
+		return nil, err
+	}
+	if r.Job == nil || r.Job.ID <= 0 {
+		return nil, errors.New("it has no job")
+	}
+	return newTask(d, r, true).run, nil
+}

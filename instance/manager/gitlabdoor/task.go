@@ -1,0 +1,304 @@
+package gitlabdoor
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+
+	"github.com/stepmux/stepmux/instance/manager/jobdoor"
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/internal/pause"
+	"github.com/stepmux/stepmux/internal/termtext"
+)
+
+// record is a job that this door has. With it another manager can go on.
+type record struct {
+	Job    *Job            `json:"job"`
+	Answer json.RawMessage `json:"answer"`
+	// Refused is why the job cannot run, if that was found out when it came.
+	Refused string `json:"refused,omitempty"`
+}
+
+// maxRecord bounds a record, in bytes: the store takes no larger ones.
+const maxRecord = 4 << 20
+
+// encode returns the record as it is kept. A job that is too large is refused.
+func (r *record) encode() ([]byte, error) {
+	text, err := json.Marshal(r)
+	if err == nil && len(text) > maxRecord {
+		r.Refused = fmt.Sprintf("the job, with its variables, has %d bytes; at most %d can be kept", len(text), maxRecord)
+		r.Answer = json.RawMessage("{}")
+		text, err = json.Marshal(r)
+	}
+	return text, err
+}
+
+// task runs a job and reports it: run's goroutine makes the calls, and another one watches the pipeline.
+type task struct {
+	d       *Door
+	record  *record
+	resumed bool // a door before has taken it
+	logger  *slog.Logger
+
+	mu      sync.Mutex    // guards the following
+	changed chan struct{} // closed at the next change
+	build   string        // of the job; empty before it has one
+	ended   bool          // the job has ended, and has the following
+	logged  int64         // the length of its log
+	last    string        // the lines after the log
+	final   Update
+}
+
+func newTask(d *Door, r *record, resumed bool) *task {
+	return &task{
+		d: d, record: r, resumed: resumed, logger: d.Host().Logger.With("job", r.Job.ID), changed: make(chan struct{}),
+	}
+}
+
+// key is that of the pipeline of the job.
+func (t *task) key() string {
+	return "gitlab." + t.d.cfg.Name + "." + strconv.FormatInt(t.record.Job.ID, 10)
+}
+
+// run runs the job and reports it to its end, or until ctx ends: then the next door goes on.
+func (t *task) run(ctx context.Context, room jobdoor.Room) {
+	if !t.d.learned.Load() && t.learn(ctx) != nil {
+		return
+	}
+	report := newReport(t.d.client, t.record.Job, t.trace, position{})
+	report.fails = func(err error) { t.d.Fails(ctx, "report a job", err) }
+	report.cancel = func() {
+		t.logger.Info("the server cancels the job")
+		t.cancel(ctx)
+	}
+	if reply, err := report.touch(ctx); err != nil || reply.Verdict == Ended { // it starts the job
+		t.giveUp(ctx)
+		return
+	}
+	t.d.Works()
+	watching, stop := context.WithCancel(ctx)
+	var watcher sync.WaitGroup
+	defer watcher.Wait()
+	defer stop()
+	id, err := t.submit(ctx, room)
+	switch {
+	case ctx.Err() != nil:
+		return
+	case err != nil:
+		t.logger.Warn("a job cannot run", "error", err)
+		t.ends("", &jobdoor.Result{Reason: systemFailure, Message: err.Error()})
+	default:
+		t.logger.Info("job begins", "pipeline", id)
+		watcher.Go(func() { t.watch(watching, id) })
+	}
+	known, err := report.follow(ctx)
+	if err == nil && !known {
+		t.giveUp(ctx)
+		return
+	}
+	if err != nil {
+		return
+	}
+	t.mu.Lock()
+	final := t.final
+	t.mu.Unlock()
+	if report.finish(ctx, final) == nil {
+		t.logger.Info("job ends", "state", final.State, "reason", final.Reason)
+	}
+}
+
+// learn finds out whether the server waits until a job is acknowledged: it then takes the state pending.
+func (t *task) learn(ctx context.Context) (err error) {
+	t.d.Repeat(ctx, "acknowledge a job", func() error {
+		_, err := t.d.client.Update(ctx, t.record.Job, Update{State: Pending})
+		if err == nil || StatusOf(err) == http.StatusBadRequest {
+			t.d.acknowledges.Store(err == nil)
+			t.d.learned.Store(true)
+			return nil
+		}
+		return err
+	})
+	return context.Cause(ctx)
+}
+
+// submit gives the job to the manager.
+func (t *task) submit(ctx context.Context, room jobdoor.Room) (id string, err error) {
+	if t.record.Refused != "" {
+		return "", errors.New(t.record.Refused)
+	}
+	p := &payload{}
+	if err := json.Unmarshal(t.record.Answer, p); err != nil {
+		return "", fmt.Errorf("the server sent a job of another form: %w", err)
+	}
+	req, err := p.pipeline(t.d.cfg.Name)
+	if err != nil {
+		return "", err
+	}
+	t.d.Repeat(ctx, "submit a job", func() error {
+		id, err = t.d.Host().Submit(ctx, t.key(), req, room)
+		if _, refused := errors.AsType[*jobdoor.RefusedError](err); refused {
+			return nil
+		}
+		return err
+	})
+	return id, err
+}
+
+// change changes the task, and wakes those that wait for a change.
+func (t *task) change(do func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	do()
+	close(t.changed)
+	t.changed = make(chan struct{})
+}
+
+// watch follows the pipeline to its end.
+func (t *task) watch(ctx context.Context, id string) {
+	var last *pb.Pipeline
+	t.d.Repeat(ctx, "watch a pipeline", func() error {
+		return t.d.Host().Watch(ctx, id, func(p *pb.Pipeline) bool {
+			last = p
+			for _, j := range p.GetJobs() {
+				if j.GetBuild() != "" {
+					t.change(func() { t.build = j.GetBuild() })
+				}
+			}
+			phase := p.GetPhase()
+			return p != nil && phase != pb.Pipeline_ended && phase != pb.Pipeline_blocked
+		})
+	})
+	if ctx.Err() != nil {
+		return
+	}
+	build := t.build // nobody else writes to it
+	var result *jobdoor.Result
+	if build != "" {
+		t.d.Repeat(ctx, "read the result of a job", func() (err error) {
+			result, err = t.d.Host().Result(ctx, build)
+			return err
+		})
+	}
+	if result == nil {
+		result = &jobdoor.Result{Reason: systemFailure, Message: whyOf(last)}
+	}
+	if ctx.Err() == nil {
+		t.ends(build, result)
+	}
+}
+
+// whyOf returns why a pipeline has no build, or none that is kept.
+func whyOf(p *pb.Pipeline) string {
+	if p.GetError() != "" {
+		return p.GetError()
+	}
+	for _, j := range p.GetJobs() {
+		if j.GetWhy() != "" {
+			return j.GetWhy()
+		}
+	}
+	return "the job is not kept any more"
+}
+
+// The reasons of failures that all servers know.
+const (
+	scriptFailure, systemFailure, timeoutFailure = "script_failure", "runner_system_failure", "job_execution_timeout"
+)
+
+// ends notes the end of the job.
+func (t *task) ends(build string, result *jobdoor.Result) {
+	var known payload
+	_ = json.Unmarshal(t.record.Answer, &known) // of one that is wrong nothing is known
+	final, last := Update{State: Success}, "\x1b[32;1mJob succeeded\x1b[0;m\n"
+	if result.Reason != "" {
+		final = Update{State: Failed, Reason: result.Reason, ExitCode: result.ExitCode}
+		if !slices.Contains([]string{scriptFailure, systemFailure, timeoutFailure}, final.Reason) &&
+			!slices.Contains(known.Features.FailureReasons, final.Reason) {
+			final.Reason = systemFailure
+		}
+		last = fmt.Sprintf("\x1b[31;1mERROR: Job failed: %s\x1b[0;m\n", termtext.Line(result.Message))
+	}
+	t.change(func() { t.build, t.ended, t.logged, t.last, t.final = build, true, result.LogBytes, last, final })
+}
+
+// trace is a source: the log of the build, and then the last lines.
+func (t *task) trace(ctx context.Context, offset int64, follow bool, take func(text []byte) error) error {
+	for {
+		t.mu.Lock()
+		build, ended, logged, last, changed := t.build, t.ended, t.logged, t.last, t.changed
+		t.mu.Unlock()
+		if build != "" && (!ended || offset < logged) {
+			err := t.d.Host().Log(ctx, build, offset, follow && !ended, func(p jobdoor.Piece) error {
+				if err := fill(p.Missing, take); err != nil {
+					return err
+				}
+				offset += p.Missing + int64(len(p.Text))
+				return take(p.Text)
+			})
+			if err != nil {
+				return err
+			}
+		}
+		if ended {
+			if short := logged - offset; short > 0 { // the rest is not kept any more
+				offset = logged
+				if err := fill(short, take); err != nil {
+					return err
+				}
+			}
+			if text := last[min(offset-logged, int64(len(last))):]; text != "" {
+				return take([]byte(text))
+			}
+			return nil
+		}
+		if !follow {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// fill passes as many other bytes to take as there are that are not kept any more: the server counts them.
+func fill(n int64, take func(text []byte) error) error {
+	for n > 0 {
+		part := min(n, maxFill)
+		if err := take(bytes.Repeat([]byte{'.'}, int(part))); err != nil {
+			return err
+		}
+		n -= part
+	}
+	return nil
+}
+
+const maxFill = 64 << 10
+
+// cancel cancels the pipeline.
+func (t *task) cancel(ctx context.Context) bool {
+	err := t.d.Host().Cancel(ctx, t.key())
+	if err != nil && ctx.Err() == nil {
+		t.logger.Warn("cannot cancel the pipeline of a job", "error", err)
+	}
+	return err == nil
+}
+
+// giveUp ends the pipeline of a job that the server does not know any more, or has ended.
+func (t *task) giveUp(ctx context.Context) {
+	if ctx.Err() != nil {
+		return
+	}
+	t.logger.Info("the server has ended the job, or does not know it: what is left of its pipeline is cancelled")
+	for ctx.Err() == nil && !t.cancel(ctx) {
+		_ = pause.For(ctx, jobdoor.FirstBackoff)
+	}
+}
