@@ -5,6 +5,11 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -71,6 +76,52 @@ func newRivals(t *testing.T, g *giteatest.Gitea, slots int) []rival {
 	}
 }
 
+// allowHooks lets a server call webhooks on this machine.
+var allowHooks = []string{"[webhook]", "ALLOWED_HOST_LIST = loopback"}
+
+// newHooked starts a manager with webhooks and 16 slots. hook lets a repository call them; seen gets the statuses of
+// the answers about jobs that wait.
+func newHooked(t *testing.T, g *giteatest.Gitea) (r rival, hook func(*giteatest.Repo), seen <-chan int) {
+	t.Helper()
+	dir := t.TempDir()
+	token, secret := filepath.Join(dir, "token"), filepath.Join(dir, "secret")
+	require.NoError(t, os.WriteFile(token, []byte(g.RegistrationToken), 0o600))
+	require.NoError(t, os.WriteFile(secret, []byte("of-the-hook"), 0o600))
+	port, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	page := &url.URL{Scheme: "http", Host: port.Addr().String()}
+	require.NoError(t, port.Close())
+	proxy := giteatest.NewProxy(t, g.URL)
+	serveConfig(t, dir, 4, fmt.Sprintf("http-listen: %q\ngitea: {name: hooked, url: %q, token-file: %s, "+
+		"labels: [hooked], webhook-secret-file: %s}\n", page.Host, proxy.URL, token, secret))
+	answers := make(chan int, 1000)
+	forward := httputil.NewSingleHostReverseProxy(page)
+	forward.ModifyResponse = func(resp *http.Response) error {
+		answers <- resp.StatusCode
+		return nil
+	}
+	front := httptest.NewServer(forward)
+	t.Cleanup(front.Close)
+	return rival{label: "hooked", proxy: proxy}, func(r *giteatest.Repo) {
+		r.Hook(front.URL+"/hooks/gitea/hooked", "of-the-hook")
+	}, answers
+}
+
+func TestAWebhookOfARealGiteaIsTaken(t *testing.T) {
+	g := giteatest.Real(t, allowHooks...)
+	hooked, hook, seen := newHooked(t, g)
+	r := hooked.repo(g, "hook", "    steps: [{run: echo hello}]\n")
+	hook(r)
+	r.Dispatch("ci.yml", nil)
+	require.Equal(t, "success", r.Ended(1)["a"].Conclusion)
+	select {
+	case status := <-seen:
+		require.Equal(t, http.StatusNoContent, status)
+	case <-t.Context().Done():
+		t.Fatal("the server has not called")
+	}
+}
+
 // pssOf returns the proportional set size of a process, in bytes.
 func pssOf(t *testing.T, pid int) int64 {
 	t.Helper()
@@ -123,16 +174,19 @@ func median(all []time.Duration) time.Duration {
 // jobs on 16 slots, and memory. STEPMUX_GITEA_ROUNDS is how often.
 func TestMeasureJobsOfARealGitea(t *testing.T) {
 	rounds := numberFrom(t, "STEPMUX_GITEA_ROUNDS", 3)
-	g := giteatest.Real(t)
+	g := giteatest.Real(t, allowHooks...)
 	t.Run("first row", func(t *testing.T) {
 		rivals := newRivals(t, g, 16)
+		hooked, hook, _ := newHooked(t, g)
 		times := map[string][]time.Duration{}
 		var repos []*giteatest.Repo
-		for _, r := range rivals {
+		all := append(slices.Clone(rivals), hooked)
+		for _, r := range all {
 			repos = append(repos, r.repo(g, "first", "    steps: [{run: echo first; sleep 1}]\n"))
 		}
+		hook(repos[2])
 		for i := range rounds + 1 {
-			for k, r := range rivals {
+			for k, r := range all {
 				repos[k].Dispatch("ci.yml", nil)
 				began := time.Now()
 				job := repos[k].Jobs()[i]
@@ -143,9 +197,9 @@ func TestMeasureJobsOfARealGitea(t *testing.T) {
 				repos[k].Ended(i + 1)
 			}
 		}
-		ours, peer := median(times["ours"]), median(times["peer"])
-		t.Logf("job waiting to first row, median of %d: ours %v, peer %v: %.2f", rounds, ours, peer,
-			ours.Seconds()/peer.Seconds())
+		ours, peer, fast := median(times["ours"]), median(times["peer"]), median(times["hooked"])
+		t.Logf("job waiting to first row, median of %d: ours %v, peer %v: %.2f; with the webhook %v: %.2f", rounds, ours,
+			peer, ours.Seconds()/peer.Seconds(), fast, fast.Seconds()/peer.Seconds())
 		for _, r := range rivals {
 			before := len(r.proxy.Calls())
 			wait(t, 20*time.Second)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -431,20 +430,25 @@ func TestAWebhookBringsAJobAtOnce(t *testing.T) {
 	d := serveGitea(t, withPipelines(newFleet(t)), server, func(cfg *giteadoor.Config) {
 		cfg.Secret = func() (string, error) { return "key", nil }
 	})
+	page := d.servePage(t, false)
+	body := `{"action":"queued","repository":"` + strings.Repeat("x", 20<<10) + `"}` // Gitea sends much
 	hook := func(name, signature string) int {
-		r := httptest.NewRequest(http.MethodPost, "/hooks/gitea/"+name, strings.NewReader(`{"action":"queued"}`))
-		r.Header.Set("X-Gitea-Event", "workflow_job")
-		r.Header.Set("X-Gitea-Signature", signature)
-		w := httptest.NewRecorder()
-		d.m.ServeHook(name, w, r)
-		return w.Code
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, page.at+"/hooks/gitea/"+name,
+			strings.NewReader(body))
+		require.NoError(t, err)
+		req.Header.Set("X-Gitea-Event", "workflow_job")
+		req.Header.Set("X-Gitea-Signature", signature)
+		resp, err := page.Do(req)
+		require.NoError(t, err)
+		defer resp.Body.Close()
+		return resp.StatusCode
 	}
 	require.Eventually(t, func() bool { return server.Calls("FetchTask") > 0 }, sshtest.Bound, time.Millisecond)
 	server.StaysSilent() // its version does not tell of new jobs
 	id := server.Add(taskOf("    steps: [{run: echo now}]"))
 	require.Equal(t, http.StatusForbidden, hook("test", "00"))
 	require.Equal(t, http.StatusNotFound, hook("other", "00"))
-	require.Equal(t, http.StatusNoContent, hook("test", giteatest.Sign("key", `{"action":"queued"}`)))
+	require.Equal(t, http.StatusNoContent, hook("test", giteatest.Sign("key", body)))
 	require.Equal(t, "RESULT_SUCCESS", d.ended(id).Result)
 }
 

@@ -38,7 +38,7 @@ type browser struct {
 // servePage serves the status page of a manager. Without a token it is read-only.
 func (r *running) servePage(t *testing.T, withToken bool) *browser {
 	t.Helper()
-	cfg := page.Config{Manager: r.ManagerClient, As: manager.ContextFor, Version: "test"}
+	cfg := page.Config{Manager: r.ManagerClient, As: manager.ContextFor, Hook: r.m.ServeHook, Version: "test"}
 	b := &browser{t: t}
 	if withToken {
 		file := filepath.Join(t.TempDir(), "token")

@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// maxBody bounds a request's body. The largest body is a small form.
-	maxBody = 4 << 10
+	// MaxBody bounds a request's body. The largest body is a small form.
+	MaxBody = 4 << 10
 	// maxConns bounds the connections. Further ones are closed.
 	maxConns = 500
 )
@@ -32,7 +32,7 @@ type Server struct {
 // Serve answers requests on listener until Close. It closes the listener. logger receives what goes wrong; if nil,
 // slog.Default does.
 func Serve(listener net.Listener, handler http.Handler, logger *slog.Logger) *Server {
-	return ServeFiles(listener, http.MaxBytesHandler(handler, maxBody), logger)
+	return ServeFiles(listener, http.MaxBytesHandler(handler, MaxBody), logger)
 }
 
 // ServeFiles is Serve for a handler that takes files. It bounds the bodies itself, and gives requests that transfer

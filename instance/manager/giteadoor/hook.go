@@ -9,8 +9,9 @@ import (
 	"net/http"
 )
 
-// maxHook bounds the body of a webhook, in bytes.
-const maxHook = 1 << 20
+// maxHook bounds the body of a webhook, in bytes. That of a job has some 10 KiB, most of it about its repository. It is
+// read before the sender is known.
+const maxHook = 128 << 10
 
 // ServeHTTP takes the webhooks of the server: workflow_job, if a job waits, makes the door look for it at once. It is a
 // hint, and nothing else of it is used. The secret of Config.Secret signs them.
@@ -27,7 +28,7 @@ func (d *Door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxHook))
 	if err != nil {
-		http.Error(w, "the body has more than 1 MiB", http.StatusRequestEntityTooLarge)
+		http.Error(w, "the body has more than 128 KiB: send the event Workflow job alone", http.StatusRequestEntityTooLarge)
 		return
 	}
 	made := hmac.New(sha256.New, []byte(secret))

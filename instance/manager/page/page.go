@@ -39,7 +39,8 @@ type Config struct {
 	TLS bool
 	// Metrics serves /metrics. May be nil.
 	Metrics http.Handler
-	// Hook takes a webhook of a server that the manager takes jobs from. It checks the sender. May be nil.
+	// Hook takes a webhook of a server that the manager takes jobs from. It checks the sender, and bounds the body. May be
+	// nil.
 	Hook func(server string, w http.ResponseWriter, r *http.Request)
 	// Version is the program's version.
 	Version string
@@ -49,7 +50,15 @@ type Config struct {
 
 // Serve answers on a listener, which it closes, until the returned server is closed.
 func Serve(listener net.Listener, cfg Config) *boundedhttp.Server {
-	return boundedhttp.Serve(listener, newPages(cfg), cfg.Logger)
+	all := newPages(cfg)
+	forms := http.MaxBytesHandler(all, boundedhttp.MaxBody)
+	return boundedhttp.ServeFiles(listener, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.URL.Path, hooks) {
+			all.ServeHTTP(w, r)
+			return
+		}
+		forms.ServeHTTP(w, r)
+	}), cfg.Logger)
 }
 
 //go:embed page.html

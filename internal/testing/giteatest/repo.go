@@ -143,6 +143,16 @@ func (r *Repo) Dispatch(workflow string, inputs map[string]string) {
 		map[string]any{"ref": "main", "inputs": inputs}, nil)
 }
 
+// Hook makes the server tell a URL of the jobs of the workflows, with a secret. The server is one that may call this
+// machine: its configuration has ALLOWED_HOST_LIST = loopback in [webhook].
+func (r *Repo) Hook(url, secret string) {
+	r.g.t.Helper()
+	r.g.call(http.MethodPost, r.path("/hooks"), map[string]any{
+		"type": "gitea", "active": true, "events": []string{"workflow_job"},
+		"config": map[string]string{"url": url, "content_type": "json", "secret": secret},
+	}, nil)
+}
+
 // Run is a run of a workflow.
 type Run struct {
 	ID         int64  `json:"id"`
