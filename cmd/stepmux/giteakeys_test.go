@@ -5,7 +5,11 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -150,4 +154,28 @@ func TestJobsReachARealGiteaThroughTheManager(t *testing.T) {
 	require.Contains(t, first, "artifact: an artifact of artifact-1\n")
 	require.Contains(t, first, "of the commit\nhttp://gitea.invalid:3000\n")
 	require.Contains(t, script, "refs/heads/main")
+}
+
+// With https, git speaks TLS with the server itself, whose name only the manager's URL replaces.
+func TestGitOfJobsSpeaksTLSWithARealGiteaThroughTheManager(t *testing.T) {
+	g := giteatest.Real(t, "[server]", "ROOT_URL = https://example.com/")
+	inner, err := url.Parse(g.URL)
+	require.NoError(t, err)
+	front := httptest.NewTLSServer(httputil.NewSingleHostReverseProxy(inner)) // its certificate has that name
+	t.Cleanup(front.Close)
+	authority := filepath.Join(t.TempDir(), "ca.pem")
+	require.NoError(t, os.WriteFile(authority, pem.EncodeToMemory(&pem.Block{
+		Type: "CERTIFICATE", Bytes: front.Certificate().Raw,
+	}), 0o600))
+	t.Setenv("SSL_CERT_FILE", authority)
+	t.Setenv("no_proxy", "")
+	outer := *g
+	outer.URL = front.URL
+	serveKeys(t, &outer, 1, "  reach: manager\n  environment: {GIT_SSL_CAINFO: "+authority+"}\n")
+	r := g.Repo("tls", workflow(`  a:
+    runs-on: ubuntu-latest
+    steps: [{run: 'git ls-remote --heads "$GITHUB_SERVER_URL/$GITHUB_REPOSITORY"; echo "$GITHUB_SERVER_URL"'}]
+`))
+	rows := strings.Join(r.Rows(r.Ended(1)["a"].ID), "\n")
+	require.Contains(t, rows, "refs/heads/main\nhttps://example.com\n")
 }

@@ -191,7 +191,11 @@ func (r *relay) tunnel(life context.Context, w http.ResponseWriter) {
 	r.tunnels.Add(1)
 	r.mu.Unlock()
 	defer r.tunnels.Done()
-	far, err := r.client.DialContext(life, "tcp", address(r.server))
+	to := r.server
+	if r.by.Scheme == "https" { // the client's TLS is with the same server, by its other name
+		to = r.by
+	}
+	far, err := r.client.DialContext(life, "tcp", address(to))
 	if err != nil {
 		answer(w, refuse(http.StatusBadGateway, "stepmux does not reach the server: %.300s", err.Error()))
 		return
