@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"regexp"
 	"slices"
 	"strings"
@@ -148,38 +147,6 @@ func (d *Door) Resume(text []byte) (jobdoor.Report, error) {
 	return newReport(d, r, true).run, nil
 }
 
-// enter returns a runner that the server knows. An ephemeral one is made only when there is a slot for its task, which
-// enter returns: no slot is held while the server does not answer.
-func (d *Door) enter(ctx context.Context) (runner Registration, room jobdoor.Room) {
-	d.Repeat(ctx, "register", func() (err error) {
-		if d.cfg.Ephemeral {
-			if room = d.Reserve(ctx); room == nil {
-				return errNoSlot
-			}
-		}
-		if runner, err = d.register(ctx); err != nil && room != nil {
-			room.Release()
-			room = nil
-		}
-		return err
-	})
-	return runner, room
-}
-
-// leave keeps an ephemeral runner that has had no task, for the next door. While a door has it, it is not kept: after a
-// kill it may have a task of which nobody knows, and the server would give it no other.
-func (d *Door) leave(ctx context.Context, runner Registration) {
-	keeping, stop := jobdoor.Beyond(ctx)
-	defer stop()
-	text, err := json.Marshal(runner)
-	if err == nil {
-		err = d.Host().Keep(keeping, d.Key(kindRunner), text)
-	}
-	if err != nil {
-		d.Host().Logger.Warn("an ephemeral runner without a task stays at the server", "runner", runner.Name, "error", err)
-	}
-}
-
 const kindRunner = "runner"
 
 // register returns the runner that the server knows, with the labels of today. It registers a new one if needed.
@@ -295,18 +262,6 @@ func (d *Door) take(life, ctx context.Context, runner Registration, room jobdoor
 	}
 	return runner
 }
-
-// mayBeLost reports whether the server may have answered a call that has failed.
-func mayBeLost(err error) bool {
-	if told, ok := errors.AsType[*CallError](err); ok {
-		return told.Code == "unknown" // of a proxy before it
-	}
-	at, ok := errors.AsType[*net.OpError](err)
-	return !ok || at.Op != "dial"
-}
-
-// errNoSlot says that no slot could be reserved.
-var errNoSlot = errors.New("there is no slot for its task")
 
 // begin keeps a task and starts its report. room is released in any case.
 func (d *Door) begin(life, term context.Context, r *record, room jobdoor.Room) {
