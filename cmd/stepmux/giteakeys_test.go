@@ -64,6 +64,11 @@ func TestCheckOfARealGitea(t *testing.T) {
 	}
 	_, code = check("other")
 	require.Equal(t, 2, code)
+	off.Stop()
+	text, code = check("off")
+	require.Equal(t, 1, code)
+	require.Regexp(t, `fail +answer +.*refused`, text)
+	require.Regexp(t, `warn +VMs +\S+ does not reach 127\.0\.0\.1:`, text)
 }
 
 // serveKeys starts a manager for a server, with more keys of its configuration.
