@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -31,6 +32,10 @@ func TestManagersOfAClusterThatAreKilledLoseNoJobOfGitea(t *testing.T) {
 	token := filepath.Join(dir, "token")
 	require.NoError(t, os.WriteFile(token, []byte(g.RegistrationToken), 0o600))
 	inventory, _ := newInventory(t, dir, 2)
+	text, err := os.ReadFile(inventory)
+	require.NoError(t, err)
+	text = bytes.ReplaceAll(text, []byte("capacity: 4"), []byte(`capacity: 4, labels: {m0: "true", m1: "true"}`))
+	require.NoError(t, os.WriteFile(inventory, text, 0o600))
 	servers, urls := newNATS(t, 3)
 	for _, s := range servers {
 		s.start()
@@ -43,9 +48,9 @@ func TestManagersOfAClusterThatAreKilledLoseNoJobOfGitea(t *testing.T) {
 		label := fmt.Sprintf("m%d", i)
 		proxies = append(proxies, giteatest.NewProxy(t, g.URL))
 		file := filepath.Join(dir, label+".yml")
-		require.NoError(t, os.WriteFile(file, fmt.Appendf(nil,
-			"gitea: {name: one, url: %q, token-file: %s, runner: %s, labels: [%s]}\n", proxies[i].URL, token, label, label),
-			0o600))
+		config := fmt.Sprintf("gitea: {name: one, url: %q, token-file: %s, runner: %s, labels: [%s]}\n", proxies[i].URL,
+			token, label, label)
+		require.NoError(t, os.WriteFile(file, []byte(config), 0o600))
 		p := &managerProcess{t: t, socket: filepath.Join(sshtest.SocketDir(t), "m.sock"), patience: bound}
 		p.args = []string{
 			"manager", "--config", file, "--state", filepath.Join(dir, "state-"+label), "--inventory", inventory,

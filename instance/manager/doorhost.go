@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -130,6 +131,12 @@ func (m *Manager) doorHost(party string) jobdoor.Host {
 			return &room{Reservation: r, of: &m.rooms}, nil
 		},
 		Submit: m.submitTask,
+		Missing: func(req *pb.SubmitPipelineRequest) []string {
+			if m.cfg.Pipelines == nil { // Submit tells it
+				return nil
+			}
+			return m.cfg.Pipelines.Missing(req)
+		},
 		Watch: func(ctx context.Context, id string, changed func(*pb.Pipeline) bool) error {
 			return m.store.WatchPipeline(ctx, id, func(p *state.Pipeline, jobs *pb.Pipeline) bool {
 				if p == nil {
@@ -147,7 +154,7 @@ func (m *Manager) doorHost(party string) jobdoor.Host {
 			return err
 		},
 		Keep: texts.keep, Kept: texts.kept, Forget: texts.forget,
-		Term: texts.term, KeepTask: texts.keepTask, ForgetTask: m.store.ForgetText,
+		Term: texts.term, KeepTask: texts.keepTask, ChangeTask: texts.changeTask, ForgetTask: m.store.ForgetText,
 		Tasks: texts.take, AwaitTasks: m.fleet.awaitTasks,
 		Labels: m.labels, Version: m.cfg.Version, Logger: m.cfg.Logger,
 	}
@@ -251,9 +258,9 @@ func (m *Manager) taskResult(ctx context.Context, build string) (*jobdoor.Result
 	}, nil
 }
 
-// taskOutputs returns the outputs of a build.
-func (m *Manager) taskOutputs(ctx context.Context, build string) (map[string]string, error) {
-	outputs, err := m.store.Outputs(ctx, build)
+// taskOutputs returns the outputs of a job of a pipeline.
+func (m *Manager) taskOutputs(ctx context.Context, pipeline string, job *pb.PipelineJob) (map[string]string, error) {
+	outputs, err := m.store.Outputs(ctx, cmp.Or(job.GetBuild(), outputsOf(pipeline, job.GetName())))
 	values := map[string]string{}
 	for _, o := range outputs.GetGiven() {
 		if !o.GetMasked() {

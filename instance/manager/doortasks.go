@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/stepmux/stepmux/instance/manager/jobdoor"
 	"github.com/stepmux/stepmux/instance/manager/state"
 )
 
@@ -15,8 +16,8 @@ import (
 type doorTexts struct {
 	m *Manager
 
-	mu  sync.Mutex      // guards the following
-	has map[string]bool // tasks that were kept or taken in this term
+	mu  sync.Mutex        // guards the following
+	has map[string]uint64 // the revisions of tasks that were kept or taken in this term; 0 while one is kept
 
 	others map[string]otherTask // of take: tasks that other managers had
 }
@@ -57,26 +58,51 @@ func (t *doorTexts) term(ctx context.Context) (context.Context, context.CancelFu
 	term, stop, err := t.m.fleet.Term(ctx)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.has, t.others = map[string]bool{}, map[string]otherTask{}
+	t.has, t.others = map[string]uint64{}, map[string]otherTask{}
 	return term, stop, err
 }
 
-// note notes that this manager has a task.
-func (t *doorTexts) note(key string) {
+// note notes the revision of a task that this manager has.
+func (t *doorTexts) note(key string, revision uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.has[key] = true
+	t.has[key] = revision
 }
 
-func (t *doorTexts) hasTask(key string) bool {
+func (t *doorTexts) revision(key string) (revision uint64, has bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.has[key]
+	revision, has = t.has[key]
+	return revision, has
 }
 
+// keepTask is giteadoor.Host.KeepTask.
 func (t *doorTexts) keepTask(ctx context.Context, key string, text []byte) error {
-	t.note(key)
-	return t.m.store.KeepTask(ctx, key, t.m.fleet.ID(), text)
+	if revision, has := t.revision(key); has && revision > 0 {
+		return jobdoor.ErrKept
+	}
+	t.note(key, 0)
+	now, err := t.m.store.KeepTask(ctx, key, t.m.fleet.ID(), text, 0)
+	switch {
+	case err == nil:
+		t.note(key, now)
+	case errors.Is(err, state.ErrTaken):
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		delete(t.has, key) // take may find it
+		return jobdoor.ErrKept
+	}
+	return err
+}
+
+// changeTask is giteadoor.Host.ChangeTask.
+func (t *doorTexts) changeTask(ctx context.Context, key string, text []byte) error {
+	revision, _ := t.revision(key)
+	now, err := t.m.store.KeepTask(ctx, key, t.m.fleet.ID(), text, revision)
+	if err == nil {
+		t.note(key, now)
+	}
+	return err
 }
 
 // take is jobdoor.Host.Tasks.
@@ -94,16 +120,16 @@ func (t *doorTexts) take(ctx context.Context, prefix string, begin func(key stri
 	}
 	for key, revision := range all {
 		other, known := t.others[key]
-		if t.hasTask(key) || known && other.revision == revision && !free(other.manager) {
+		if _, has := t.revision(key); has || known && other.revision == revision && !free(other.manager) {
 			continue
 		}
-		text, err := t.m.store.TakeTask(ctx, key, revision, t.m.fleet.ID(), func(of string) bool {
+		text, now, err := t.m.store.TakeTask(ctx, key, revision, t.m.fleet.ID(), func(of string) bool {
 			t.others[key] = otherTask{revision, of}
 			return free(of)
 		})
 		failed = errors.Join(failed, err)
 		if text != nil && ctx.Err() == nil {
-			t.note(key)
+			t.note(key, now)
 			begin(key, text)
 		}
 	}

@@ -166,9 +166,9 @@ func TestJobsOfGiteaEndAsTheyShould(t *testing.T) {
 			"    steps: [{run: echo, uses: a/b@c}]", "RESULT_FAILURE", "stepmux: test/ann/demo#3/ci.yml:",
 			"0 RESULT_SKIPPED 0+0",
 		},
-		"a called workflow": {
+		"a workflow that is not there": {
 			"    uses: ./.github/workflows/x.yml", "RESULT_FAILURE",
-			"stepmux: the job calls a workflow (uses), which does not run from Gitea yet", "",
+			"stepmux: the job calls ./.github/workflows/x.yml: the server has no file .github/workflows/x.yml of ann/demo", "",
 		},
 		"no YAML": {"   steps: [", "RESULT_FAILURE", "stepmux: test/ann/demo#3/ci.yml:", ""},
 		"a key without an effect": {

@@ -108,9 +108,8 @@ func TestTheTasksOfAManagerThatIsCutOffAreReportedByAnother(t *testing.T) {
 		if slices.Contains([]string{"submitted", "running", "alive"}, phase) {
 			waits = "; while ! test -e " + again + "; do sleep 0.05; done"
 		}
-		task := taskOf(fmt.Sprintf(
-			"    steps: [{run: 'echo %d >>%s; seq 3'}, {run: 'echo waits%s; echo goes on'}]", i, ledger,
-			waits))
+		task := taskOf(fmt.Sprintf("    steps: [{run: 'echo %d >>%s; seq 3'}, {run: 'echo waits%s; echo goes on'}]", i,
+			ledger, waits))
 		task.RunsOn = []string{"a"}
 		ids[phase] = server.Add(task)
 		hold.phases[fmt.Sprint(ids[phase])] = phase

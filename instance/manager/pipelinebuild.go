@@ -259,6 +259,19 @@ func (p *PipelineRun) Outputs(ctx context.Context, build string) (outputs *stepm
 	return outputs, err
 }
 
+// KeepOutputs keeps the outputs of a job that has no build of its own, for a door.
+func (p *PipelineRun) KeepOutputs(job string, outputs *stepmuxv1.Outputs) {
+	err := p.m.store.Persist(p.life, func(ctx context.Context) error {
+		return p.m.store.KeepOutputs(ctx, outputsOf(p.id, job), outputs)
+	})
+	if err != nil && p.life.Err() == nil {
+		p.Note(fmt.Sprintf("the outputs of %s cannot be kept: %v", job, err))
+	}
+}
+
+// outputsOf is the ID under which the outputs of a job without a build are kept.
+func outputsOf(pipeline, job string) string { return state.PipelineBuildID(pipeline, job, 0, 1) }
+
 // ReadArtifacts writes the archive of a build's artifacts to a Writer.
 func (p *PipelineRun) ReadArtifacts(ctx context.Context, build string, to io.Writer) error {
 	if err := p.m.files.ReadResult(ctx, build, to); err != nil {

@@ -21,6 +21,9 @@ import (
 type Pipelines interface {
 	// Read plans the pipeline of a request: the same each time. An error is about the request.
 	Read(asked *pb.SubmitPipelineRequest) (Planned, error)
+	// Missing returns the references of workflows that the pipeline of a request calls, and whose files the request does
+	// not have. With these, it may call others.
+	Missing(asked *pb.SubmitPipelineRequest) []string
 	// Remarks returns the annotations and the summary of a job, in JSON, from its trace. It returns nil without any.
 	Remarks(trace []byte) ([]byte, error)
 }

@@ -74,10 +74,13 @@ func (c *Client) Do(ctx context.Context, r Request) (*Answer, error) {
 	case err != nil:
 		return nil, fmt.Errorf("read the answer: %w", err)
 	case max(resp.ContentLength, int64(len(text))) > r.Max:
-		return nil, fmt.Errorf("the answer has more than %d MiB", r.Max>>20)
+		return nil, fmt.Errorf("%w: more than %d MiB", ErrTooLarge, r.Max>>20)
 	}
 	return &Answer{resp.StatusCode, resp.Header, text}, nil
 }
+
+// ErrTooLarge says that an answer is larger than a call takes.
+var ErrTooLarge = errors.New("the answer is too large")
 
 // WithoutURL removes the address from an error of net/http, because its query may be a signature.
 func WithoutURL(err error) error {

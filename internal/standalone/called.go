@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 
+	"github.com/stepmux/stepmux/internal/standalone/answers"
 	"github.com/stepmux/stepmux/pipeline"
 	"github.com/stepmux/stepmux/remote/step/action"
 	"github.com/stepmux/stepmux/remote/step/engine"
@@ -19,6 +20,18 @@ type called struct {
 	*action.Workflow
 	src Source
 	err error
+}
+
+// Missing returns the references of workflows that jobs call, directly or by others, and that Source.Answers does not
+// have: at least one if there are some. Read tells other errors.
+func (w *Workflow) Missing() (references []string) {
+	_ = w.CheckCalls()
+	for reference, c := range w.calls {
+		if errors.Is(c.err, answers.ErrUnknown) {
+			references = append(references, reference)
+		}
+	}
+	return references
 }
 
 // CheckCalls checks the calls of all jobs; see CheckCall.
@@ -155,7 +168,7 @@ func (w *Workflow) Call(j *action.Job, v action.Values, b *action.Build) (*Workf
 	}
 	inner := w.inner(c)
 	inner.src.Vars = slices.DeleteFunc(slices.Clone(w.Caller(w.src.Vars)), func(v engine.Variable) bool {
-		return v.Masked && v.Key != "GITHUB_TOKEN" && !given.Inherit
+		return v.Masked && !slices.Contains(ownTokens, v.Key) && !given.Inherit
 	})
 	for name, text := range given.Secrets {
 		inner.src.Vars = append(inner.src.Vars, engine.Variable{Key: name, Value: text, Masked: true})
@@ -165,6 +178,9 @@ func (w *Workflow) Call(j *action.Job, v action.Values, b *action.Build) (*Workf
 	}
 	return inner, nil
 }
+
+// ownTokens are the variables with the tokens of a run, which are masked in each job.
+var ownTokens = []string{"GITHUB_TOKEN", "GITEA_RUNTIME_TOKEN"}
 
 // Called returns the workflow that a job calls, without its inputs and secrets: to list its jobs.
 func (w *Workflow) Called(j *action.Job) (*Workflow, error) {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"strings"
 	"time"
 
@@ -146,6 +147,47 @@ func snake(code string) string {
 		b.WriteRune(c)
 	}
 	return strings.ToLower(b.String())
+}
+
+// Commit returns the commit of a revision of a repository, which is OWNER/NAME. token is that of a task.
+func (c *Client) Commit(ctx context.Context, token, repository, revision string) (string, error) {
+	var out struct{ SHA string }
+	text, err := c.get(ctx, token, repository,
+		"git/commits/"+url.PathEscape(revision)+"?stat=false&verification=false&files=false")
+	if err == nil {
+		err = json.Unmarshal(text, &out)
+	}
+	return out.SHA, err
+}
+
+// File returns a file of a repository.
+func (c *Client) File(ctx context.Context, token, repository, revision, path string) ([]byte, error) {
+	return c.get(ctx, token, repository, "raw/"+(&url.URL{Path: path}).EscapedPath()+"?ref="+url.QueryEscape(revision))
+}
+
+// maxFile bounds a workflow, in bytes.
+const maxFile = 1 << 20
+
+// get reads a part of a repository by the API for users.
+func (c *Client) get(ctx context.Context, token, repository, part string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	what := "read " + repository
+	got, err := c.http.Do(ctx, servercall.Request{
+		Method: http.MethodGet, URL: c.root + "/api/v1/repos/" + (&url.URL{Path: repository}).EscapedPath() + "/" + part,
+		Header: http.Header{"Authorization": {"token " + token}}, Max: maxFile,
+	})
+	if errors.Is(err, servercall.ErrTooLarge) {
+		return nil, &CallError{what, http.StatusRequestEntityTooLarge, "unknown", "the file has more than 1 MiB"}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", what, err)
+	}
+	if got.Status != http.StatusOK {
+		text := termtext.Cut(termtext.Line(servercall.Message(got.Text)), maxErrorText)
+		return nil, &CallError{what, got.Status, "unknown", text}
+	}
+	return got.Text, nil
 }
 
 const service = "runner.v1.RunnerService/"

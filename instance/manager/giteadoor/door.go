@@ -136,7 +136,7 @@ func (d *Door) Take(life, term context.Context) {
 }
 
 // Resume implements jobdoor.Server.
-func (d *Door) Resume(text []byte) (jobdoor.Report, error) {
+func (d *Door) Resume(key string, text []byte) (jobdoor.Report, error) {
 	r := &record{}
 	if err := json.Unmarshal(text, r); err != nil {
 		return nil, err
@@ -144,7 +144,7 @@ func (d *Door) Resume(text []byte) (jobdoor.Report, error) {
 	if r.Task == nil {
 		return nil, errors.New("it has no task")
 	}
-	return newReport(d, r, true).run, nil
+	return newReport(d, r, key, true).run, nil
 }
 
 const kindRunner = "runner"
@@ -265,5 +265,5 @@ func (d *Door) take(life, ctx context.Context, runner Registration, room jobdoor
 
 // begin keeps a task and starts its report. room is released in any case.
 func (d *Door) begin(life, term context.Context, r *record, room jobdoor.Room) {
-	d.Begin(life, term, r.Task.ID, r.encode, room, newReport(d, r, false).run)
+	d.Begin(life, term, r.Task.ID, r.encode, room, newReport(d, r, d.TaskKey(r.Task.ID), false).run)
 }

@@ -249,9 +249,9 @@ func TestPipelinesOfTasks(t *testing.T) {
 		}, Vars: map[string]string{"GITHUB_TOKEN": "b"},
 	})
 	require.NoError(t, err)
-	req, steps, err := r.pipeline("s")
+	req, shape, err := r.pipeline("s")
 	require.NoError(t, err)
-	require.Equal(t, 2, steps)
+	require.Equal(t, 2, shape.steps)
 	require.LessOrEqual(t, len(req.GetSource().GetName()), maxName+len("..."))
 	require.NotContains(t, req.GetSource().GetName(), "\x1b")
 	require.Empty(t, req.GetSource().GetActions())

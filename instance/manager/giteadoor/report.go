@@ -1,6 +1,7 @@
 package giteadoor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,6 +34,8 @@ type report struct {
 	d      *Door
 	task   *Task
 	record *record
+	stored string // the key of the record
+	shape  shape
 	// resumed says that a door before has taken the task.
 	resumed bool
 	client  *Client
@@ -40,6 +43,7 @@ type report struct {
 
 	changed chan struct{} // has room for one: there is something new below
 	sent    chan struct{} // has room for one: rows were sent
+	grown   chan struct{} // has room for one: the pipeline has changed
 
 	mu      sync.Mutex // guards the following
 	rows    *rows
@@ -48,16 +52,15 @@ type report struct {
 	first   int64 // index of the first of them
 	has     int64 // rows that the server had when the report began
 	state   *pb.Pipeline
-	build   string // of the job; empty before it has one
-	ended   bool   // the pipeline has ended, or is not kept any more
-	read    bool   // the log was read to its end
+	ended   bool // the pipeline has ended, or is not kept any more
+	read    bool // all logs were read to their ends
 }
 
-func newReport(d *Door, r *record, resumed bool) *report {
+func newReport(d *Door, r *record, key string, resumed bool) *report {
 	return &report{
-		d: d, task: r.Task, record: r, resumed: resumed, client: d.client.As(r.Runner),
+		d: d, task: r.Task, record: r, stored: key, resumed: resumed, client: d.client.As(r.Runner),
 		logger:  d.Host().Logger.With("task", r.Task.ID),
-		changed: make(chan struct{}, 1), sent: make(chan struct{}, 1),
+		changed: make(chan struct{}, 1), sent: make(chan struct{}, 1), grown: make(chan struct{}, 1),
 	}
 }
 
@@ -71,11 +74,11 @@ func gone(err error) bool {
 
 // run runs the task and reports it to its end, or until ctx ends: then the next door goes on.
 func (t *report) run(ctx context.Context, room jobdoor.Room) {
-	req, steps, err := t.record.pipeline(t.d.cfg.Name)
+	req, shape, err := t.record.pipeline(t.d.cfg.Name)
 	if err == nil {
 		t.d.cfg.adapt(req)
 	}
-	t.rows = newRows(t.record.Marks, steps, t.add)
+	t.shape, t.rows = shape, newRows(t.record.Marks, shape.steps, t.add)
 	if t.resumed {
 		t.repeat(ctx, "ask for the log", func() (err error) {
 			t.has, err = t.client.UpdateLog(ctx, t.task.ID, 0, nil, false)
@@ -86,6 +89,9 @@ func (t *report) run(ctx context.Context, room jobdoor.Room) {
 			t.giveUp(ctx)
 			return
 		}
+	}
+	if err == nil && shape.calls && ctx.Err() == nil {
+		err = t.fetchCalled(ctx, req)
 	}
 	var id string
 	if err == nil && ctx.Err() == nil {
@@ -163,38 +169,56 @@ func (t *report) wake() {
 	}
 }
 
-// watch follows the pipeline and, once it has a build, the log of that.
+// watch follows the pipeline, and the logs of its builds.
 func (t *report) watch(ctx context.Context, id string) {
 	var reader sync.WaitGroup
 	defer reader.Wait()
+	reader.Go(func() { t.readLogs(ctx) })
 	t.d.Repeat(ctx, "watch a pipeline", func() error {
 		return t.d.Host().Watch(ctx, id, func(p *pb.Pipeline) bool {
 			t.mu.Lock()
 			defer t.mu.Unlock()
 			defer t.wake()
 			t.state = p
-			for _, j := range p.GetJobs() {
-				if build := j.GetBuild(); build != "" && t.build == "" {
-					t.build = build
-					reader.Go(func() { t.readLog(ctx, build) })
-				}
-			}
 			phase := p.GetPhase()
 			t.ended = p == nil || phase == pb.Pipeline_ended || phase == pb.Pipeline_blocked
-			t.read = t.read || t.ended && t.build == ""
+			select {
+			case t.grown <- struct{}{}:
+			default:
+			}
 			return !t.ended
 		})
 	})
 }
 
-// readLog reads the log of the build to its end.
-func (t *report) readLog(ctx context.Context, build string) {
+// readLogs reads the logs of all builds, one after the other.
+func (t *report) readLogs(ctx context.Context) {
+	for n := 0; ; n++ {
+		b, ok := t.nextBuild(ctx, n)
+		if !ok {
+			break
+		}
+		t.readLog(ctx, b)
+	}
+	t.mu.Lock()
+	t.read = true
+	t.mu.Unlock()
+	t.wake()
+}
+
+// readLog reads the log of a build to its end.
+func (t *report) readLog(ctx context.Context, b toldBuild) {
+	t.mu.Lock()
+	before := t.rows.copy()
+	t.mu.Unlock()
 	t.d.Repeat(ctx, "read a log", func() error {
 		t.mu.Lock()
-		t.rows = newRows(t.record.Marks, len(t.rows.steps), t.add) // it begins anew
-		t.has, t.pending, t.bytes = t.first, nil, 0
+		t.rewind(before)
+		if t.shape.calls {
+			t.rows.put([]byte("stepmux: the job "+b.Job), time.Now())
+		}
 		t.mu.Unlock()
-		return t.d.Host().Log(ctx, build, 0, true, func(p jobdoor.Piece) error {
+		return t.d.Host().Log(ctx, b.Build, 0, true, func(p jobdoor.Piece) error {
 			t.mu.Lock()
 			if p.Missing > 0 {
 				t.rows.write(fmt.Appendf(nil, "stepmux: %d bytes of the log are not kept any more\n", p.Missing), p.At)
@@ -214,9 +238,17 @@ func (t *report) readLog(ctx context.Context, build string) {
 	})
 	t.mu.Lock()
 	t.rows.flush(time.Now())
-	t.read = true
 	t.mu.Unlock()
 	t.wake()
+}
+
+// rewind lets the rows begin again after those of before. mu is held.
+func (t *report) rewind(before *rows) {
+	t.rows, t.has, t.bytes = before.copy(), t.first, 0
+	t.pending = t.pending[:min(max(before.count-t.first, 0), int64(len(t.pending)))]
+	for _, row := range t.pending {
+		t.bytes += len(row.Content)
+	}
 }
 
 // isFull reports whether no more rows shall wait.
@@ -355,17 +387,17 @@ func (t *report) giveUp(ctx context.Context) bool {
 // conclude reports the end of the pipeline.
 func (t *report) conclude(ctx context.Context) {
 	t.mu.Lock()
-	p, build := t.state, t.build
+	p := t.state
 	t.mu.Unlock()
 	var notes []string
 	for _, note := range p.GetNotes() {
 		notes = append(notes, "note: "+termtext.Line(note))
 	}
 	outputs := map[string]string{}
-	if build != "" {
+	if len(p.GetJobs()) > 0 {
 		var values map[string]string
 		t.d.Repeat(ctx, "read the outputs of a task", func() (err error) {
-			values, err = t.d.Host().Outputs(ctx, build)
+			values, err = t.d.Host().Outputs(ctx, p.GetId(), p.GetJobs()[0])
 			return err
 		})
 		for _, name := range sortedkeys.Of(values) {
@@ -377,7 +409,7 @@ func (t *report) conclude(ctx context.Context) {
 			outputs[name] = values[name]
 		}
 	}
-	result, why := resultOf(p)
+	result, why := resultOf(p, t.shape.calls)
 	at := time.Now()
 	if end := p.GetEndedAt(); end != nil {
 		at = end.AsTime()
@@ -386,20 +418,23 @@ func (t *report) conclude(ctx context.Context) {
 }
 
 // resultOf returns the result of a task by its pipeline, and a line about it.
-func resultOf(p *pb.Pipeline) (result, why string) {
+func resultOf(p *pb.Pipeline, calls bool) (result, why string) {
 	if p == nil {
 		return resultFailure, "the pipeline is not kept any more"
 	}
 	if p.GetError() != "" {
 		return resultFailure, "the job failed: " + termtext.Line(p.GetError())
 	}
-	for _, j := range p.GetJobs() { // there is one, which may have builds
+	for _, j := range p.GetJobs()[:min(len(p.GetJobs()), 1)] { // the others are those of a workflow that it calls
 		if j.GetWhy() != "" {
 			why = ": " + termtext.Line(j.GetWhy())
 		}
 		if j.GetStatus() == "skipped" {
 			return resultSkipped, "the job was skipped" + why
 		}
+	}
+	if calls {
+		why = cmp.Or(whyOf(p), why)
 	}
 	switch p.GetStatus() {
 	case "success":

@@ -2,6 +2,7 @@ package giteadoor
 
 import (
 	"bytes"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -30,6 +31,13 @@ func newRows(token string, steps int, take func(Row)) *rows {
 		r.steps[i].ID = int64(i)
 	}
 	return r
+}
+
+// copy returns a copy, which goes on in the same way.
+func (r *rows) copy() *rows {
+	c := *r
+	c.line, c.steps = bytes.Clone(r.line), slices.Clone(r.steps)
+	return &c
 }
 
 // write takes a piece of the log, and when it was written.

@@ -24,6 +24,10 @@ type record struct {
 	Marks string `json:"marks"`
 	// Refused is why the task cannot run, if that was found out when it came.
 	Refused string `json:"refused,omitempty"`
+	// Files are the workflows that the job calls, directly or by others, once they were fetched.
+	Files []calledFile `json:"files,omitempty"`
+	// Told are the builds of a job that calls a workflow, in the order in which their logs are reported.
+	Told []toldBuild `json:"told,omitempty"`
 }
 
 // maxRecord bounds a record, in bytes: the store takes no larger ones.
@@ -53,12 +57,12 @@ const maxName = 300
 // maxVariables bounds the variables and secrets of a task.
 const maxVariables = 1000
 
-// pipeline returns the request for the pipeline of a task, and the number of steps of its job. An error is about the
-// task: it cannot run.
-func (r *record) pipeline(server string) (req *pb.SubmitPipelineRequest, steps int, err error) {
+// pipeline returns the request for the pipeline of a task, and the shape of its job. An error is about the task: it
+// cannot run.
+func (r *record) pipeline(server string) (req *pb.SubmitPipelineRequest, s shape, err error) {
 	t := r.Task
 	if r.Refused != "" {
-		return nil, 0, errors.New(r.Refused)
+		return nil, s, errors.New(r.Refused)
 	}
 	name := fmt.Sprintf("%s/%s#%s/%s", server, t.text("repository"), t.text("run_number"), t.text("workflow"))
 	name = termtext.Cut(termtext.Line(name), maxName) // it is in lists and messages
@@ -87,7 +91,7 @@ func (r *record) pipeline(server string) (req *pb.SubmitPipelineRequest, steps i
 	set("GITHUB_TRIGGERING_ACTOR", t.text("actor"))
 	event, err := json.Marshal(t.Context["event"])
 	if err != nil {
-		return nil, 0, fmt.Errorf("the event of the task: %w", err)
+		return nil, s, fmt.Errorf("the event of the task: %w", err)
 	}
 	if t.Context["event"] != nil {
 		set("GITHUB_EVENT", string(event))
@@ -102,7 +106,7 @@ func (r *record) pipeline(server string) (req *pb.SubmitPipelineRequest, steps i
 		}
 	}
 	if len(t.Secrets)+len(t.Vars) > maxVariables {
-		return nil, 0, fmt.Errorf("the task has more than %d variables and secrets", maxVariables)
+		return nil, s, fmt.Errorf("the task has more than %d variables and secrets", maxVariables)
 	}
 	add := func(name, value string, masked bool) {
 		known := slices.ContainsFunc(req.Options.Variables, func(v *stepmuxv1.Variable) bool { return v.GetKey() == name })
@@ -119,12 +123,15 @@ func (r *record) pipeline(server string) (req *pb.SubmitPipelineRequest, steps i
 	for _, name := range sortedkeys.Of(t.Vars) {
 		add(name, t.Vars[name], false)
 	}
-	shape := shapeOf(t.Workflow)
-	if shape.calls {
-		return nil, 0, errors.New("the job calls a workflow (uses), which does not run from Gitea yet: write its steps out")
+	s = shapeOf(t.Workflow)
+	req.InImage = s.contained
+	if s.calls {
+		source.Text, err = withoutRunsOn(t.Workflow)
 	}
-	req.InImage = shape.contained
-	return req, shape.steps, nil
+	for _, f := range r.Files {
+		f.addTo(req)
+	}
+	return req, s, err
 }
 
 // inputs are the values with which a workflow was started by hand.
@@ -168,13 +175,13 @@ var words = map[string]string{
 // maxSteps bounds the steps of a job that are reported.
 const maxSteps = 1000
 
-// shape is the form of a job: the number of its steps, and whether it has a container, or calls a workflow.
+// shape is the form of jobs: the number of their steps, and whether one has a container, or calls a workflow.
 type shape struct {
 	steps            int
 	contained, calls bool
 }
 
-// shapeOf returns the shape of the only job of a workflow. Of a text with mistakes, which the manager refuses, it knows
+// shapeOf returns the shape of the jobs of a workflow. Of a text with mistakes, which the manager refuses, it knows
 // nothing.
 func shapeOf(text []byte) (s shape) {
 	t, err := yamltree.Load("", text, maxRecord)
@@ -192,7 +199,7 @@ func shapeOf(text []byte) (s shape) {
 				case "steps":
 					s.steps = min(len(r.List(part.Value, "")), maxSteps)
 				case "container":
-					s.contained = !yamltree.IsNull(part.Value)
+					s.contained = s.contained || !yamltree.IsNull(part.Value)
 				case "uses":
 					s.calls = true
 				}

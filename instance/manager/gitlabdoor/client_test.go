@@ -351,10 +351,10 @@ func TestAnswersAreBounded(t *testing.T) {
 	require.EqualValues(t, 3, job.ID)
 	require.Greater(t, len(job.Answer), 2<<20)
 	_, err = c.Verify(t.Context())
-	require.ErrorContains(t, err, "the answer has more than 1 MiB")
+	require.ErrorContains(t, err, "the answer is too large: more than 1 MiB")
 	c.cfg.Token = "large"
 	_, _, err = c.Request(t.Context(), "")
-	require.ErrorContains(t, err, "the answer has more than 64 MiB")
+	require.ErrorContains(t, err, "the answer is too large: more than 64 MiB")
 }
 
 // Tokens go to the server of the configuration alone.

@@ -218,7 +218,7 @@ func (d *Door) begin(life, term context.Context, job *Job, room jobdoor.Room) {
 }
 
 // Resume implements jobdoor.Server.
-func (d *Door) Resume(text []byte) (jobdoor.Report, error) {
+func (d *Door) Resume(_ string, text []byte) (jobdoor.Report, error) {
 	r := &record{}
 	if err := json.Unmarshal(text, r); err != nil {
 		return nil, err

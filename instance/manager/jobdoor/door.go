@@ -3,6 +3,7 @@ package jobdoor
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -39,8 +40,8 @@ type Config struct {
 type Server interface {
 	// Take asks for jobs until term ends. life ends after it, or with it. It may return before; then it is called again.
 	Take(life, term context.Context)
-	// Resume reads the record of a job that a door before has kept, and returns how to report it.
-	Resume(text []byte) (Report, error)
+	// Resume reads the record of a job that a door before has kept under a key, and returns how to report it.
+	Resume(key string, text []byte) (Report, error)
 }
 
 // Report runs and reports a job to its end, or until ctx ends: then another door goes on. room may be nil.
@@ -113,7 +114,7 @@ func (d *Door) serve(life, term context.Context, s Server) {
 	defer d.jobs.Wait()
 	resume := func() error {
 		return d.host.Tasks(term, d.Key(kindTask), func(key string, text []byte) {
-			report, err := s.Resume(text)
+			report, err := s.Resume(key, text)
 			if err != nil {
 				d.host.Logger.Error("a job in the state cannot be read", "key", key, "error", err)
 				return
@@ -136,6 +137,11 @@ func (d *Door) serve(life, term context.Context, s Server) {
 func (d *Door) Key(kind string) string { return d.cfg.Kind + "." + d.cfg.Name + "." + kind }
 
 const kindTask = "task"
+
+// TaskKey returns the key of a job, by its number at the server.
+func (d *Door) TaskKey(number int64) string {
+	return d.Key(kindTask) + "." + strconv.FormatInt(number, 10)
+}
 
 // Reserve waits until the limit lets one more job run, and for a slot. Without one it tells why, and returns nil after a
 // pause, or when ctx ends.
@@ -184,7 +190,7 @@ func (d *Door) Wake() {
 func (d *Door) Begin(
 	life, term context.Context, number int64, encode func() ([]byte, error), room Room, report Report,
 ) {
-	key := d.Key(kindTask) + "." + strconv.FormatInt(number, 10)
+	key, known := d.TaskKey(number), false
 	keep := func() error {
 		keeping, stop := Beyond(life) // the server counts on it
 		defer stop()
@@ -192,13 +198,16 @@ func (d *Door) Begin(
 		if err == nil {
 			err = d.host.KeepTask(keeping, key, text)
 		}
+		if known = errors.Is(err, ErrKept); known {
+			return nil // it is reported, or will be
+		}
 		return err
 	}
 	if err := keep(); err != nil {
 		d.host.Logger.Error("a job cannot be kept", "job", number, "error", err)
 		d.Repeat(life, "keep a job", keep)
 	}
-	if term.Err() == nil {
+	if term.Err() == nil && !known {
 		d.start(term, key, room, report)
 	} else if room != nil {
 		room.Release()

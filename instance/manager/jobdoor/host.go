@@ -2,6 +2,7 @@ package jobdoor
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"time"
 
@@ -23,8 +24,10 @@ type Host struct {
 	Log func(ctx context.Context, build string, offset int64, follow bool, take func(Piece) error) error
 	// Result returns the result of a build that has ended, nil if it is not kept.
 	Result func(ctx context.Context, build string) (*Result, error)
-	// Outputs returns the outputs of a build that has ended, without those that have secrets.
-	Outputs func(ctx context.Context, build string) (map[string]string, error)
+	// Outputs returns the outputs of a job of a pipeline that has ended, without those that have secrets.
+	Outputs func(ctx context.Context, pipeline string, job *pb.PipelineJob) (map[string]string, error)
+	// Missing returns the references of workflows that a pipeline calls, and whose files its request does not have.
+	Missing func(req *pb.SubmitPipelineRequest) []string
 	// Cancel ends the pipeline of a key. What has ended, or is not there, stays as it is.
 	Cancel func(ctx context.Context, key string) error
 	// Keep keeps a text of this manager under a key, sealed, and returns when it is on disk. Kept returns all such texts
@@ -35,9 +38,10 @@ type Host struct {
 	// Term waits until this manager may have tasks. The context that it returns ends with ctx, and when another manager
 	// may take them over: then the door does nothing more about them. The door calls stop when it has ended all of that.
 	Term func(ctx context.Context) (term context.Context, stop context.CancelFunc, err error)
-	// KeepTask keeps a task of this manager, sealed, and returns when it is on disk. ForgetTask removes one. Once KeepTask
-	// was called, Tasks leaves the task out in this term.
+	// KeepTask keeps a new task of this manager, sealed, and returns when it is on disk, or ErrKept if there is one with
+	// this key. Tasks leaves it out in this term. ChangeTask keeps another text of it, and ForgetTask removes it.
 	KeepTask   func(ctx context.Context, key string, text []byte) error
+	ChangeTask func(ctx context.Context, key string, text []byte) error
 	ForgetTask func(ctx context.Context, key string) error
 	// Tasks passes the tasks whose keys begin with a prefix to begin, once in a term: those that this manager has, and
 	// those of managers that have ended, which are this manager's then.
@@ -51,6 +55,9 @@ type Host struct {
 	// Logger receives messages for an operator.
 	Logger *slog.Logger
 }
+
+// ErrKept says that a task is kept already.
+var ErrKept = errors.New("the task is kept already")
 
 // Piece is a piece of a log.
 type Piece struct {

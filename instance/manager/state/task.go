@@ -14,15 +14,32 @@ import (
 // A task of a server is a text of a door that one manager has. Its ID and a newline stand before the text, and another
 // manager takes it over by compare-and-set.
 
-// KeepTask keeps a task that a manager has, sealed. It is nothing new if it is kept: an answer to an earlier call may
-// have been lost. When it returns nil, the task is on disk.
-func (s *Store) KeepTask(ctx context.Context, key, manager string, text []byte) error {
+// KeepTask keeps a task that a manager has, sealed, in place of the text of a revision, which is 0 for a new task. It
+// returns the new revision once that is on disk. The same text is nothing new: an answer to an earlier call may have
+// been lost. If another one is there, it returns ErrTaken.
+func (s *Store) KeepTask(ctx context.Context, key, manager string, text []byte, revision uint64) (uint64, error) {
 	key = textKey + key
-	_, err := s.Pipelines.Create(ctx, key, s.key.Seal(key, owned(manager, text)))
-	if err != nil && !errors.Is(err, jetstream.ErrKeyExists) {
-		return fmt.Errorf("keep %s: %w", key, err)
+	kept := s.key.Seal(key, owned(manager, text))
+	var now uint64
+	var err error
+	if revision == 0 {
+		now, err = s.Pipelines.Create(ctx, key, kept)
+	} else {
+		now, err = s.write(ctx, s.Pipelines, key, kept, jetstream.WithExpectLastSequencePerSubject(revision))
 	}
-	return nil
+	if natscall.Changed(err) || errors.Is(err, jetstream.ErrKeyExists) {
+		var entry jetstream.KeyValueEntry
+		if entry, err = s.Pipelines.Get(ctx, key); err == nil {
+			now = entry.Revision()
+			if kept, err = s.key.Open(key, entry.Value()); err == nil && !bytes.Equal(kept, owned(manager, text)) {
+				err = ErrTaken
+			}
+		}
+	}
+	if err != nil {
+		return 0, fmt.Errorf("keep %s: %w", key, err)
+	}
+	return now, nil
 }
 
 func owned(manager string, text []byte) []byte { return append([]byte(manager+"\n"), text...) }
@@ -37,38 +54,38 @@ func (s *Store) Tasks(ctx context.Context, key string) (map[string]uint64, error
 	return all, err
 }
 
-// TakeTask makes a task that of a manager, and returns it. It returns nil if the task has another revision by now, or
-// if free says that the manager that has it keeps it: a manager that comes back changes the revision before it goes
-// on. A manager alone has no ID, and writes nothing.
+// TakeTask makes a task that of a manager, and returns it, with its revision then. The task is nil if it has another
+// revision by now, or if free says that the manager that has it keeps it: a manager that comes back changes the revision
+// before it goes on. A manager alone has no ID, and writes nothing.
 func (s *Store) TakeTask(
 	ctx context.Context, key string, revision uint64, manager string, free func(of string) bool,
-) ([]byte, error) {
+) (task []byte, now uint64, err error) {
 	key = textKey + key
 	entry, err := s.Pipelines.Get(ctx, key)
 	if errors.Is(err, jetstream.ErrKeyNotFound) || err == nil && entry.Revision() != revision {
-		return nil, nil
+		return nil, 0, nil
 	}
 	var kept []byte
 	if err == nil {
 		kept, err = s.key.Open(key, entry.Value())
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", key, err)
+		return nil, 0, fmt.Errorf("read %s: %w", key, err)
 	}
 	of, text, _ := bytes.Cut(kept, []byte("\n"))
 	if !free(string(of)) {
-		return nil, nil
+		return nil, 0, nil
 	}
 	if manager == "" {
-		return text, nil
+		return text, revision, nil
 	}
-	_, err = s.write(
+	now, err = s.write(
 		ctx, s.Pipelines, key, s.key.Seal(key, owned(manager, text)), jetstream.WithExpectLastSequencePerSubject(revision))
 	if natscall.Changed(err) {
-		return nil, nil
+		return nil, 0, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("take %s over: %w", key, err)
+		return nil, 0, fmt.Errorf("take %s over: %w", key, err)
 	}
-	return text, nil
+	return text, now, nil
 }

@@ -3,6 +3,7 @@ package state
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -62,11 +63,12 @@ func TestNothingThatHasGoneComesBackAfterAKill(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, s.KeepText(ctx, "gitea.task", []byte("text")))
 	}
-	require.NoError(t, s.KeepTask(ctx, "gitea.task.7", "a", []byte("text")))
+	revision, err := s.KeepTask(ctx, "gitea.task.7", "a", []byte("text"), 0)
+	require.NoError(t, err)
 	for range 3 {
-		all, err := s.Tasks(ctx, "gitea.task")
+		_, revision, err = s.TakeTask(ctx, "gitea.task.7", revision, "b", func(string) bool { return true })
 		require.NoError(t, err)
-		_, err = s.TakeTask(ctx, "gitea.task.7", all["gitea.task.7"], "b", func(string) bool { return true })
+		revision, err = s.KeepTask(ctx, "gitea.task.7", "b", []byte("text "+strconv.FormatUint(revision, 10)), revision)
 		require.NoError(t, err)
 	}
 	require.NoError(t, s.ForgetText(ctx, "gitea.task"))

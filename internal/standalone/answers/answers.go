@@ -58,8 +58,8 @@ func Learn(from Questions) *Set {
 // Close ends the learning: the set has the answers that it has now.
 func (s *Set) Close() { s.learn = nil }
 
-// errUnknown is the error of a question that was not asked before.
-var errUnknown = errors.New("it was not sent along: it was not needed when the pipeline was submitted")
+// ErrUnknown is the error of a question that was not asked before.
+var ErrUnknown = errors.New("it was not sent along: it was not needed when the pipeline was submitted")
 
 // Questions returns functions that take the answers of the set.
 func (s *Set) Questions() Questions {
@@ -90,7 +90,7 @@ func (s *Set) Read(reference string, ask func() ([]byte, error)) ([]byte, error)
 func (s *Set) read(known map[string]File, name string, ask func() ([]byte, error)) ([]byte, error) {
 	answer, ok := known[name]
 	if !ok && s.learn == nil {
-		return nil, errUnknown
+		return nil, ErrUnknown
 	}
 	if !ok {
 		data, err := ask()
@@ -116,7 +116,7 @@ func (s *Set) changed(base string) ([]string, error) {
 	answer, ok := s.Changed[base]
 	switch {
 	case !ok && s.learn == nil:
-		return nil, fmt.Errorf("compare with %.80q: %w", base, errUnknown)
+		return nil, fmt.Errorf("compare with %.80q: %w", base, ErrUnknown)
 	case !ok && s.learn.Changed != nil:
 		var err error
 		if answer.Paths, err = s.learn.Changed(base); err != nil {

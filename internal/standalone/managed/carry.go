@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"math"
 	"os"
 	"slices"
@@ -152,6 +153,9 @@ func (p *planned) Carry(ctx, life context.Context, run *manager.PipelineRun) (_ 
 		},
 		Began: run.Began,
 	}
+	if p.asked.GetSource().GetMarks() != "" { // somebody reports the job elsewhere
+		cfg.Called = func(job string, outputs map[string]string) { run.KeepOutputs(job, p.outputsOf(outputs, run.Note)) }
+	}
 	if !canceled {
 		cfg.Plays = &whole.Plays{}
 		run.Play(cfg.Plays.Play)
@@ -167,6 +171,20 @@ func (p *planned) Carry(ctx, life context.Context, run *manager.PipelineRun) (_ 
 		run.Note(why)
 	}
 	return p.end(report, run.Canceled(), run.Replaced() != ""), nil
+}
+
+// outputsOf returns the outputs of a workflow that was called, without those that have secrets.
+func (p *planned) outputsOf(values map[string]string, note func(string)) *stepmuxv1.Outputs {
+	outputs := &stepmuxv1.Outputs{}
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		one := &stepmuxv1.Outputs_Output{Name: name, Value: values[name]}
+		if p.secrets.Mask(one.Value) != one.Value {
+			one.Value, one.Masked = "", true
+			note(fmt.Sprintf("the output %q is left out: it contains a secret", name))
+		}
+		outputs.Given = append(outputs.Given, one)
+	}
+	return outputs
 }
 
 // Series implements manager.Planned.

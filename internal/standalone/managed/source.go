@@ -134,12 +134,12 @@ func unpack(packed []byte) ([]string, error) {
 	return strings.Split(strings.TrimSuffix(string(text), "\x00"), "\x00"), nil
 }
 
-// read returns the pipeline of a request, and the files of the project as far as they are listed.
-func read(asked *pb.SubmitPipelineRequest) (p *whole.Pipeline, listed []string, err error) {
+// sourceOf returns the source of the pipeline of a request.
+func sourceOf(asked *pb.SubmitPipelineRequest) (src standalone.Source, err error) {
 	from := asked.GetSource()
 	format := standalone.Format(from.GetFormat())
 	if format != standalone.GitLabCI && format != standalone.GitHub {
-		return nil, nil, fmt.Errorf("%.160s: %w", from.GetName(), errFormat)
+		return src, fmt.Errorf("%.160s: %w", from.GetName(), errFormat)
 	}
 	known := &answers.Set{
 		Files: filesOf(from.GetFiles()), Elsewhere: filesOf(from.GetElsewhere()), HasElsewhere: from.GetHasElsewhere(),
@@ -153,9 +153,9 @@ func read(asked *pb.SubmitPipelineRequest) (p *whole.Pipeline, listed []string, 
 		known.Changed[c.GetBase()] = answer
 	}
 	if known.Listed, err = unpack(from.GetListed()); err != nil {
-		return nil, nil, err
+		return src, err
 	}
-	src := standalone.Source{
+	src = standalone.Source{
 		Name: from.GetName(), Text: from.GetText(), Format: format, WorkDir: from.GetDirectory(),
 		Inputs: from.GetInputs(), Answers: known, Elsewhere: true, NoFiles: asked.GetProject() == "",
 		InContainer: asked.GetInImage(), Marks: from.GetMarks(), Actions: from.GetActions(),
@@ -181,7 +181,29 @@ func read(asked *pb.SubmitPipelineRequest) (p *whole.Pipeline, listed []string, 
 			src.Predefined = append(src.Predefined, gitlabci.Variable{Name: v.GetName(), Value: v.GetValue()})
 		}
 	}
-	if format == standalone.GitHub {
+	return src, nil
+}
+
+// Missing implements manager.Pipelines.
+func (Pipelines) Missing(asked *pb.SubmitPipelineRequest) []string {
+	src, err := sourceOf(asked)
+	if err != nil || src.Format != standalone.GitHub {
+		return nil
+	}
+	w, err := standalone.ReadWorkflow(src)
+	if err != nil { // Read tells it
+		return nil
+	}
+	return w.Missing()
+}
+
+// read returns the pipeline of a request, and the files of the project as far as they are listed.
+func read(asked *pb.SubmitPipelineRequest) (p *whole.Pipeline, listed []string, err error) {
+	src, err := sourceOf(asked)
+	if err != nil {
+		return nil, nil, err
+	}
+	if src.Format == standalone.GitHub {
 		p, _, err = githubpipeline.Read(src)
 	} else {
 		p, err = gitlabpipeline.Read(src)
@@ -192,7 +214,7 @@ func read(asked *pb.SubmitPipelineRequest) (p *whole.Pipeline, listed []string, 
 	if err := Choose(p, src.Name, asked.GetChoice()); err != nil {
 		return nil, nil, err
 	}
-	return p, known.Listed, nil
+	return p, src.Answers.Listed, nil
 }
 
 // Choose leaves out the jobs of a pipeline that are not chosen. An error says why nothing can run.

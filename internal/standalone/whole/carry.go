@@ -229,6 +229,9 @@ func (c *carrier) start(ctx context.Context, node int) pipeline.Result {
 				c.teller(node)(err.Error())
 				return pipeline.Result{Err: err, ExitCode: exitInvalid}
 			}
+			if c.cfg.Called != nil && c.prefix == "" {
+				c.cfg.Called(c.name(node), c.done[node].values)
+			}
 			if report.Status == Cancelled {
 				return pipeline.Result{Err: errJob, As: pipeline.Cancelled, ExitCode: report.ExitCode}
 			}

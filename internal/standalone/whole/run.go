@@ -54,6 +54,8 @@ type Config struct {
 	// Watch is called when the status of a job has changed, with the words of [JobReport]. It may be called from several
 	// goroutines at once. May be nil.
 	Watch func(job, status string)
+	// Called is called with the outputs of a job of the pipeline itself that has called another one. May be nil.
+	Called func(job string, outputs map[string]string)
 	// Plays starts manual jobs. If nil, they do not run.
 	Plays *Plays
 	// Lock takes a lock for an attempt of a job, and returns a function that releases it. If nil, locks are files in

@@ -36,6 +36,7 @@ type Fake struct {
 	waiting []*FakeTask
 	tasks   map[int64]*FakeTask
 	calls   map[string]int
+	files   map[string]string                                      // of repositories, by OWNER/NAME/PATH@REVISION
 	refuse  func(method string) (status int, code, message string) // may be nil
 }
 
@@ -176,11 +177,41 @@ func (f *Fake) Refuse(refuse func(method string) (status int, code, message stri
 	f.refuse = refuse
 }
 
+// AddFile adds a file of a repository, which is OWNER/NAME, at a commit. The revision main is that commit, too.
+func (f *Fake) AddFile(repository, commit, path, text string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.files == nil {
+		f.files = map[string]string{}
+	}
+	f.files[repository+"/raw/"+path+"@"+commit] = text
+	f.files[repository+"/git/commits/main@"] = fmt.Sprintf(`{"sha": %q}`, commit)
+}
+
+// serveFile answers a question about a repository.
+func (f *Fake) serveFile(w http.ResponseWriter, req *http.Request) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	text, known := f.files[strings.TrimPrefix(req.URL.Path, reposPath)+"@"+req.URL.Query().Get("ref")]
+	if !known || !strings.HasPrefix(req.Header.Get("Authorization"), "token ") {
+		w.WriteHeader(http.StatusNotFound)
+		text = `{"message": "The target couldn't be found."}`
+	}
+	_, _ = io.WriteString(w, text)
+}
+
+// reposPath begins the paths of questions about repositories.
+const reposPath = "/api/v1/repos/"
+
 // ServeHTTP implements http.Handler.
 func (f *Fake) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if req.URL.Path == "/api/v1/version" {
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = io.WriteString(w, `{"version": "1.26.0"}`)
+		return
+	}
+	if strings.HasPrefix(req.URL.Path, reposPath) {
+		f.serveFile(w, req)
 		return
 	}
 	body, err := io.ReadAll(req.Body)

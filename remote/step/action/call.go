@@ -33,8 +33,10 @@ type Uses struct {
 	Path string
 }
 
-// workflowsDir is the directory with workflows.
+// workflowsDir is the directory with workflows. Gitea and Forgejo have one more each.
 const workflowsDir = ".github/workflows"
+
+var workflowsDirs = []string{workflowsDir, ".gitea/workflows", ".forgejo/workflows"}
 
 // URL is the address of the repository, and empty for a workflow of the project.
 func (u Uses) URL() string {
@@ -74,7 +76,7 @@ func readUses(text string) (u Uses, err error) {
 		}
 	}
 	u.Path = file
-	isFile := path.Dir(file) == workflowsDir && path.Clean(file) == file &&
+	isFile := slices.Contains(workflowsDirs, path.Dir(file)) && path.Clean(file) == file &&
 		slices.Contains([]string{".yml", ".yaml"}, path.Ext(file))
 	if !isFile || !isLocal && u.Repository == "" {
 		return u, fmt.Errorf("%.160q names no workflow: write $/%s/NAME.yml, or OWNER/REPOSITORY/%[2]s/NAME.yml@REVISION",
