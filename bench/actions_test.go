@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/internal/actionservices"
+	"github.com/stepmux/stepmux/internal/boundedhttp"
 	"github.com/stepmux/stepmux/internal/testing/npmtest"
 	"github.com/stepmux/stepmux/internal/testing/runnertest"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
@@ -52,6 +54,9 @@ func BenchmarkActions(b *testing.B) {
 	require.NoError(b, os.WriteFile(r.file, make([]byte, r.size), 0o600))
 	b.Run("artifact", r.rates)
 	b.Run("unused", r.unused)
+	for _, size := range sizes([]int64{100e6, 1 << 30}, 8<<20) {
+		b.Run(fmt.Sprintf("cache/%dMB", size/mega), func(b *testing.B) { r.cache(b, size) })
+	}
 	b.Run("memory/local", func(b *testing.B) { r.memory(b, r.alone("local")) })
 	b.Run("memory/run", func(b *testing.B) { r.memory(b, r.alone("run", "--inventory", r.inventory(b))) })
 	b.Run("memory/manager", func(b *testing.B) { r.memory(b, r.byManager(b, r.inventory(b))) })
@@ -201,21 +206,140 @@ func (r *actionsRig) rates(b *testing.B) {
 	}
 }
 
-// unused measures a job that has services and does not use them, beside one without: its time from Execute to its end.
+// cache measures the restore of a cache that is on the VM, beside the command by which the client unpacks it. It is
+// "sent" if the VM does not have it. "here", the client has it from a server on its own machine, without a VM.
+func (r *actionsRig) cache(b *testing.B, size int64) {
+	conn, caches := r.vm.dial(b), b.TempDir()
+	s := actionservices.New(actionservices.Config{Dir: b.TempDir(), Caches: caches})
+	defer s.Close()
+	archive := filepath.Join(b.TempDir(), "archive")
+	act := func(format string, args ...any) (output string, err error) {
+		return r.execute(b, s, conn, map[string]any{
+			"uses": "./act", "with": map[string]any{"do": fmt.Sprintf(format, args...), "packages": r.packages},
+		})
+	}
+	_, err := act("prepareCache k %d %s", size, archive)
+	require.NoError(b, err)
+	kept := keptOnVM(b, caches)
+	b.Cleanup(func() { _ = os.Remove(kept) })
+	turn := 0
+	all := inTurns(b, costly, []candidate{{name: "restore", run: func(results *results) error {
+		require.FileExists(b, kept)
+		turn++
+		said, err := act("timeCache k %s %s", archive, firstOf(turn))
+		return results.times(said, "", err)
+	}}, {name: "sent", run: func(results *results) error {
+		require.NoError(b, os.Remove(kept))
+		said, err := act("timeCache k %s %s", archive, firstOf(turn))
+		return results.times(said, "sent-", err)
+	}}, {name: "here", run: func(results *results) error {
+		said, err := r.runHere(b, s, fmt.Sprintf("timeCache k %s %s", archive, firstOf(turn)))
+		return results.times(said, "here-", err)
+	}}})
+	all.medians("s", "restore", "tar", "sent-restore", "here-restore")
+	all.ratio("restore", "tar", "tar")
+	all.ratio("sent-restore", "sent-tar", "tar")
+	all.ratio("here-restore", "here-tar", "tar")
+	all.ratio("restore", "here-restore", "here")
+}
+
+// runHere runs the action on this machine, as a job of a server that listens here.
+func (r *actionsRig) runHere(b *testing.B, s *actionservices.Server, do string) (output string, err error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	server := boundedhttp.ServeFiles(listener, s, nil)
+	defer server.Close()
+	token, end := s.Begin(actionservices.Job{Run: rand.Text(), Name: "a"})
+	defer end()
+	cmd := exec.CommandContext(b.Context(), "node", filepath.Join(r.project.dir, "act", "main.mjs"))
+	cmd.Dir = r.project.dir
+	at := "http://" + listener.Addr().String() + "/"
+	cmd.Env = append(os.Environ(), "INPUT_DO="+do, "INPUT_PACKAGES="+r.packages, "ACTIONS_RUNTIME_TOKEN="+token,
+		"ACTIONS_RUNTIME_URL="+at, "ACTIONS_RESULTS_URL="+at, "ACTIONS_CACHE_URL="+at, "ACTIONS_CACHE_SERVICE_V2=true",
+		"GITHUB_SERVER_URL=https://github.com", "RUNNER_TEMP="+b.TempDir(), "GITHUB_WORKSPACE="+cmd.Dir)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("%w: %s", err, out)
+	}
+	return string(out), err
+}
+
+// firstOf returns which of the two is first in a turn.
+func firstOf(turn int) string { return []string{"tar", "restore"}[turn%2] }
+
+// times adds the seconds that a job has measured, by names with a prefix, unless err is an error.
+func (r *results) times(said, prefix string, err error) error {
+	if err != nil {
+		return err
+	}
+	return timesOf(said, func(name string, seconds float64) { r.add(prefix+name, seconds) })
+}
+
+// timesOf calls add with the times that a job has measured.
+func timesOf(said string, add func(name string, seconds float64)) error {
+	for _, line := range timedLine.FindAllStringSubmatch(said, -1) {
+		seconds, err := strconv.ParseFloat(line[2], 64)
+		if err != nil {
+			return err
+		}
+		add(line[1], seconds)
+	}
+	return nil
+}
+
+// keptOnVM returns the path at which the VM keeps the only cache of a directory.
+func keptOnVM(b *testing.B, caches string) string {
+	found, err := filepath.Glob(filepath.Join(caches, "*", "cache.json"))
+	require.NoError(b, err)
+	require.Len(b, found, 1)
+	text, err := os.ReadFile(found[0])
+	require.NoError(b, err)
+	var about struct{ Sum string }
+	require.NoError(b, json.Unmarshal(text, &about))
+	own, err := os.UserCacheDir()
+	require.NoError(b, err)
+	return filepath.Join(own, "stepmux-steps", "projects", about.Sum)
+}
+
+// unused measures jobs that have services and do not use them, beside jobs without: the processor time of both ends for
+// one, from its connection to its end. The two take turns, and each turn has several jobs, as one is too short for the
+// clock of /proc.
 func (r *actionsRig) unused(b *testing.B) {
 	conn := r.vm.dial(b)
 	s := actionservices.New(actionservices.Config{Dir: b.TempDir()})
 	defer s.Close()
+	n := sizes([]int{16}, 2)[0]
 	run := func(name string, services *actionservices.Server) candidate {
 		return candidate{name: name, run: func(results *results) error {
-			took, _, err := r.execute(b, services, conn, map[string]any{"run": "true"})
-			results.add(name, micros(took)/1000)
+			before, err := bothEnds()
+			for range n {
+				if err == nil {
+					_, err = r.execute(b, services, conn, map[string]any{"run": "true"})
+				}
+			}
+			if err != nil {
+				return err
+			}
+			after, err := bothEnds()
+			results.add(name, millis(after-before)/float64(n))
 			return err
 		}}
 	}
 	all := inTurns(b, steadier, []candidate{run("with", s), run("without", nil)})
 	all.medians("ms", "with", "without")
 	all.ratio("with", "without", "without")
+}
+
+// bothEnds returns the processor time that this process and the VM's end have used so far.
+func bothEnds() (time.Duration, error) {
+	vm, err := vmCPU()
+	if err != nil {
+		return 0, err
+	}
+	own, err := ownCPU()
+	return vm + own, err
 }
 
 // timedLine is a line of the action.
@@ -225,41 +349,34 @@ var timedLine = regexp.MustCompile(`timed ([a-z-]+) ([0-9.]+)`)
 func (r *actionsRig) transfer(
 	b *testing.B, results *results, s *actionservices.Server, conn *mux.Conn, does string,
 ) error {
-	_, said, err := r.execute(b, s, conn, r.step(does))
+	said, err := r.execute(b, s, conn, r.step(does))
 	if err != nil {
 		return err
 	}
-	for _, line := range timedLine.FindAllStringSubmatch(said, -1) {
-		seconds, err := strconv.ParseFloat(line[2], 64)
-		if err != nil {
-			return err
-		}
-		results.add(line[1], float64(r.size)/mega/seconds)
-	}
-	return nil
+	return timesOf(said, func(name string, seconds float64) { results.add(name, float64(r.size)/mega/seconds) })
 }
 
 // execute runs a build on a connection whose job is a workflow of one step. With a Server its actions have services.
 func (r *actionsRig) execute(
 	b *testing.B, s *actionservices.Server, conn *mux.Conn, step map[string]any,
-) (took time.Duration, output string, err error) {
+) (output string, err error) {
 	c, err := r.vm.newConnector(b, conn, &connector.VM{}, connector.Auto)
 	if err != nil {
-		return 0, "", err
+		return "", err
 	}
 	if _, err = c.Connect(b.Context()); err != nil {
-		return 0, "", err
+		return "", err
 	}
 	defer func() { require.NoError(b, c.Close(b.Context())) }()
 	workflow, err := json.Marshal(workflowOf(step))
 	if err != nil {
-		return 0, "", err
+		return "", err
 	}
 	steps, err := json.Marshal(map[string]any{"run": []any{map[string]any{
 		"name": "a", "step": "builtin://github/job", "inputs": map[string]any{"job": "a", "workflow": string(workflow)},
 	}}})
 	if err != nil {
-		return 0, "", err
+		return "", err
 	}
 	job := connector.Job{Job: &stepmuxv1.Job{Steps: steps}, WorkDir: r.project.dir}
 	if s != nil {
@@ -275,7 +392,6 @@ func (r *actionsRig) execute(
 		}
 	}
 	var said bytes.Buffer
-	begin := time.Now()
 	got, err := c.Execute(b.Context(), job, &said)
 	if err == nil && got.Status != connector.Succeeded {
 		err = fmt.Errorf("the job: %s", got.Status)
@@ -283,5 +399,5 @@ func (r *actionsRig) execute(
 	if err != nil {
 		err = fmt.Errorf("%w: %s", err, said.Bytes())
 	}
-	return time.Since(begin), said.String(), err
+	return said.String(), err
 }

@@ -255,6 +255,19 @@ func TestServeThatWasTouchedByItsBuildIsNotGivenAnotherOne(t *testing.T) {
 	run := func(t *testing.T, b *turn) { b.run(t, &pb.Job{Script: "true"}) }
 	for name, touch := range map[string]func(t *testing.T, b *turn){
 		"nothing, so it is given another one": run,
+		"nothing but a port for services": func(t *testing.T, b *turn) {
+			b.listen(t)
+			run(t, b)
+		},
+		"a connection to that port": func(t *testing.T, b *turn) {
+			stream, address := b.listen(t)
+			run(t, b)
+			conn, err := net.Dial("tcp", address)
+			require.NoError(t, err)
+			t.Cleanup(func() { conn.Close() })
+			_, err = stream.Recv()
+			require.NoError(t, err)
+		},
 		"a debugger": func(t *testing.T, b *turn) {
 			run(t, b)
 			b.trace(t, b.cmd.Process.Pid)
@@ -382,6 +395,16 @@ func TestServeThatWasTouchedByItsBuildIsNotGivenAnotherOne(t *testing.T) {
 		require.False(t, b.end(t))
 		r.requireEnd(t)
 	})
+}
+
+// listen opens the port for the services of the build, and returns the call, which announces connections.
+func (b *turn) listen(t *testing.T) (stream grpc.ServerStreamingClient[pb.ListenResponse], address string) {
+	t.Helper()
+	stream, err := pb.NewReachClient(b.conn).Listen(t.Context(), &pb.ListenRequest{})
+	require.NoError(t, err)
+	first, err := stream.Recv()
+	require.NoError(t, err)
+	return stream, first.GetAddress()
 }
 
 // signal sends a signal to serve.

@@ -139,8 +139,8 @@ func TestActionsOfAPipelineFindTheirServices(t *testing.T) {
 	require.Empty(t, left)
 }
 
-// The real clients upload and download by a manager. A cache that a job has saved or restored on a VM is not sent there
-// again.
+// The real clients upload and download by a manager. A cache that a job has saved or restored on a VM is not sent
+// there.
 func TestTheClientsOfActionsWorkWithAManager(t *testing.T) {
 	t.Parallel()
 	f := withPipelines(newFleet(t))

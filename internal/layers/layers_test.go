@@ -115,7 +115,8 @@ var allowed = map[string][]string{
 	},
 	"instance/manager": {
 		"remote/api/stepmuxv1",
-		"instance", "instance/batch", "instance/control", "instance/manager/jobdoor", "instance/manager/managerv1", "connector", "connector/buildlog",
+		"instance", "instance/batch", "instance/control", "instance/manager/jobdoor", "instance/manager/gitlabdoor", "instance/manager/managerv1",
+		"connector", "connector/buildlog",
 		"connector/place/**", "connector/files", "instance/manager/access",
 		"instance/manager/archive", "instance/manager/claims", "instance/manager/command", "instance/manager/giteadoor",
 		"instance/manager/natscall", "instance/manager/seal", "instance/manager/sshdoor", "instance/manager/state",

@@ -61,11 +61,11 @@ func New(dir string, store func() *contents.Store) *Server {
 // Register makes the service Reach part of a server that does not serve yet.
 func (s *Server) Register(server *grpc.Server) { pb.RegisterReachServer(server, s) }
 
-// Used reports whether a port was opened.
+// Used reports whether a process has connected to the port.
 func (s *Server) Used() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.listener != nil
+	return s.number > 0
 }
 
 // Close closes the port. The gRPC server has ended.

@@ -1,5 +1,6 @@
 // Calls the services for artifacts and caches, as the lines of the input "do" say. With the input "packages", the real
 // clients are in that directory.
+import { execFileSync } from 'node:child_process'
 import crypto from 'node:crypto'
 import fs from 'node:fs'
 import path from 'node:path'
@@ -37,6 +38,12 @@ let upload
 function noise(key, bytes) {
   const cipher = crypto.createCipheriv('aes-256-ctr', crypto.hash('sha256', key, 'buffer'), Buffer.alloc(16))
   return cipher.update(Buffer.alloc(Number(bytes)))
+}
+
+async function timed(name, call) {
+  const begin = performance.now()
+  await call()
+  console.log('timed ' + name + ' ' + (performance.now() - begin) / 1000)
 }
 
 const verbs = {
@@ -113,14 +120,28 @@ const verbs = {
     const found = await (await load(client)).restoreCache(['cached'], key)
     console.log('restored ' + found + ' ' + (found && fs.readFileSync('cached/f').equals(noise(key, bytes))))
   },
+  // Prepares and measures the restore of a cache by npm's client, beside the command by which that unpacks it.
+  async prepareCache(key, bytes, archive) {
+    const mib = 1 << 20
+    fs.mkdirSync('cached', { recursive: true })
+    for (let i = 0; i * mib < bytes; i++) fs.writeFileSync('cached/' + i, noise(key + i, Math.min(mib, bytes - i * mib)))
+    await (await load('cache-6')).saveCache(['cached'], key)
+    execFileSync('tar', ['--posix', '-cf', archive, '-P', '--use-compress-program', 'zstdmt', 'cached'])
+  },
+  async timeCache(key, archive, first) {
+    const cache = await load('cache-6')
+    const ways = {
+      restore: async () => { if (await cache.restoreCache(['cached'], key) !== key) throw new Error('no cache') },
+      tar: async () => execFileSync('tar', ['-xf', archive, '-P', '--use-compress-program', 'unzstd']),
+    }
+    for (const way of first === 'tar' ? ['tar', 'restore'] : ['restore', 'tar']) {
+      fs.rmSync('cached', { recursive: true, force: true })
+      await timed(way, ways[way])
+    }
+  },
   // Measures transfers of a file: by npm's client (artifact), as plain HTTP requests such as its own (plain), or as a
   // copy on the disk (neither).
   async time(verb, file) {
-    const timed = async (name, what) => {
-      const begin = performance.now()
-      await what()
-      console.log('timed ' + name + ' ' + (performance.now() - begin) / 1000)
-    }
     if (verb === 'artifact') {
       const { DefaultArtifactClient } = await load('artifact-6')
       const client = new DefaultArtifactClient()
