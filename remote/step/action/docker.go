@@ -286,9 +286,11 @@ func (x *running) dockerRun(
 	entrypoint = cmp.Or(entrypoint, env["INPUT_ENTRYPOINT"])
 	argv = []string{
 		docker, "run", "--rm", "--cidfile", x.call.Path(cidFile(f)), "--workdir", inWorkspace,
-		"--volume", x.work() + ":" + inWorkspace,
-		"--volume", x.home() + ":" + inHome, "--volume", x.base() + ":" + inWorkflow,
-		"--volume", f.dir() + ":" + inFiles, "--volume", x.temp() + ":" + inTemp,
+	}
+	for _, dir := range [][2]string{
+		{x.work(), inWorkspace}, {x.home(), inHome}, {x.base(), inWorkflow}, {f.dir(), inFiles}, {x.temp(), inTemp},
+	} {
+		argv = append(argv, port.volume(dir[0], dir[1])...)
 	}
 	if x.cfg.DockerSocket {
 		argv = append(argv, "--volume", dockerSocket+":"+dockerSocket)

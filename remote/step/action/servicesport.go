@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -22,6 +23,7 @@ const (
 
 // servicesPort lets the container of an action reach the services at their address. It is nil if it does not.
 type servicesPort struct {
+	network          string // the only field if the job has a container, whose network the action gets then
 	door             *innerport.Door
 	address          string
 	program, socket  string   // on this machine
@@ -33,15 +35,15 @@ func (x *running) servicesPort(
 	ctx context.Context, docker, image string, env map[string]string, f files,
 ) *servicesPort {
 	address, ok := strings.CutPrefix(x.call.Services().URL, "http://")
+	program, err := os.Executable()
+	if err == nil && ofContainer(program) {
+		return x.besideJob(ctx, docker, env)
+	}
 	if !ok {
 		return nil
 	}
-	p := &servicesPort{address: address, socket: x.call.Path(f.name + ".sock")}
-	var err error
-	if p.program, err = os.Executable(); err == nil {
-		if strings.HasPrefix(p.program, wire.ContainerHome+"/") {
-			return nil // the daemon does not have the files of the container in which the job runs
-		}
+	p := &servicesPort{address: address, socket: x.call.Path(f.name + ".sock"), program: program}
+	if err == nil {
 		beside := filepath.Join(filepath.Dir(p.program), wire.FetchProgram) // else this program has its commands
 		if _, err := os.Stat(beside); err == nil {
 			p.program = beside
@@ -55,10 +57,58 @@ func (x *running) servicesPort(
 		p.door, err = innerport.Open(p.socket, address) //nolint:contextcheck // it ends with close
 	}
 	if err != nil {
-		addWarning(x.now, fmt.Sprintf("the action has no services for artifacts and caches: %v", err))
+		x.warnOfServices(err)
 		return nil
 	}
 	return p
+}
+
+func (x *running) warnOfServices(err error) {
+	addWarning(x.now, fmt.Sprintf("the action has no services for artifacts and caches: %v", err))
+}
+
+// ofContainer reports whether a path is one of the step runner in the container of a job.
+func ofContainer(path string) bool { return strings.HasPrefix(path, wire.ContainerHome+"/") }
+
+// errOtherDaemon says why an action in the container of a job has no services.
+var errOtherDaemon = errors.New("the docker daemon is not the one that runs the container of the job")
+
+// besideJob is servicesPort in the container of a job. If the same daemon runs that, it does not have our program's
+// file, and the action gets the network of the job's container, with the job's services and the port in it.
+func (x *running) besideJob(ctx context.Context, docker string, env map[string]string) *servicesPort {
+	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
+	defer cancel()
+	const short = 12 // digits of an id, which are the name of a container's machine
+	name, err := os.Hostname()
+	var out beginning
+	if err == nil && len(name) == short {
+		_ = x.call.Tidy(ctx, proc.Command{ // a failure gives no id
+			Argv: []string{docker, "container", "inspect", "--format", "{{.Id}}", name},
+			Env:  lines(env), Dir: x.work(), Visible: x.work(), Stdout: &out, Stderr: &beginning{},
+		})
+	}
+	id := strings.TrimSpace(string(out.text))
+	if !containerID().MatchString(id) || !strings.HasPrefix(id, name) {
+		if x.call.Services().URL != "" {
+			x.warnOfServices(errOtherDaemon)
+		}
+		return nil
+	}
+	text := "the docker daemon does not have the files of the job's container: the outputs of the action are lost"
+	if ofContainer(x.work()) {
+		text += ", and its workspace is empty"
+	}
+	addWarning(x.now, text)
+	return &servicesPort{network: "container:" + id}
+}
+
+// volume returns the flags that mount a directory of this machine in the container of the action. A daemon that does
+// not have it would make it: then it is a volume, which ends with the container.
+func (p *servicesPort) volume(dir, inside string) []string {
+	if p != nil && p.network != "" && ofContainer(dir) {
+		return []string{"--volume", inside}
+	}
+	return []string{"--volume", dir + ":" + inside}
 }
 
 // askProgram asks for the program of an image.
@@ -86,8 +136,11 @@ func (x *running) askProgram(
 // around returns flags of docker run, and the entrypoint and arguments by which our program runs those of the action.
 // Without a port or a program these stay as they are.
 func (p *servicesPort) around(entrypoint string, args []string) (flags []string, _ string, _ []string) {
-	if p == nil {
+	switch {
+	case p == nil:
 		return nil, entrypoint, args
+	case p.network != "":
+		return []string{"--network", p.network}, entrypoint, args
 	}
 	own, rest := p.entrypoint, p.argv
 	if entrypoint != "" {
@@ -106,7 +159,7 @@ func (p *servicesPort) around(entrypoint string, args []string) (flags []string,
 
 // close ends the port. The container has ended.
 func (p *servicesPort) close() {
-	if p != nil {
+	if p != nil && p.door != nil {
 		p.door.Close()
 	}
 }
