@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 
@@ -149,7 +150,10 @@ func (m *Manager) firstFor(pipeline string) string {
 // with it before the queue could hand it out.
 func (m *Manager) isOthers(d *state.Delivery, id string) bool {
 	first := d.For()
-	return first != "" && first != m.fleet.ID() && len(m.fleet.ask(m.takes, peerQuestion{Has: id})) > 0
+	if first == "" || first == m.fleet.ID() {
+		return false
+	}
+	return slices.ContainsFunc(m.fleet.ask(m.takes, peerQuestion{Has: id}), func(a peerAnswer) bool { return a.Has })
 }
 
 // has reports whether this manager has a build, carries a pipeline out, or has a slot for one of these.

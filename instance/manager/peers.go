@@ -49,9 +49,7 @@ func (c *shared) answer() error {
 		var a peerAnswer
 		switch {
 		case q.Has != "":
-			if a.Has = m.has(q.Has); !a.Has {
-				return
-			}
+			a.Has = m.has(q.Has)
 		case q.Taken:
 			a = m.taken()
 		case q.Status:

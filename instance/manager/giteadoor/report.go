@@ -483,5 +483,7 @@ func (t *report) finish(
 		_, err := t.client.UpdateTask(ctx, state, outputs)
 		return err
 	})
-	t.logger.Info("task ends", "result", result)
+	if ctx.Err() == nil { // else the next door ends it
+		t.logger.Info("task ends", "result", result)
+	}
 }
