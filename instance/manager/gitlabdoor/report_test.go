@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/testing/gitlabtest"
 )
 
@@ -81,7 +82,7 @@ type reported struct {
 	client *Client
 	job    *Job
 	log    *buildLog
-	*report
+	report *report
 	kept   position
 	cancel int
 
@@ -118,10 +119,10 @@ func (r *reported) after(d time.Duration, do func()) { time.AfterFunc(d, do) }
 // whole reports the job to its end.
 func (r *reported) whole(final Update) {
 	r.t.Helper()
-	known, err := r.follow(r.t.Context())
+	known, err := r.report.follow(r.t.Context())
 	require.NoError(r.t, err)
 	require.True(r.t, known)
-	require.NoError(r.t, r.finish(r.t.Context(), final))
+	require.NoError(r.t, r.report.finish(r.t.Context(), final))
 }
 
 // requireWhole requires that the server has the trace and the state.
@@ -198,12 +199,12 @@ func TestAJobThatTheServerHasEndedIsReportedNoMore(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := newReported(t, gitlabtest.Config{MaxTrace: 1000}, newLog("first\n"))
 				r.after(5*time.Second, func() { test.end(r) })
-				known, err := r.follow(t.Context())
+				known, err := r.report.follow(t.Context())
 				require.NoError(t, err)
 				require.False(t, known)
 				require.Zero(t, r.cancel)
 				count := len(r.fake.Calls())
-				require.NoError(t, r.finish(t.Context(), Update{State: Failed}))
+				require.NoError(t, r.report.finish(t.Context(), Update{State: Failed}))
 				require.LessOrEqual(t, len(r.fake.Calls()), count+1)
 			})
 		})
@@ -330,7 +331,7 @@ func TestAServerThatTakesNoPieceIsAskedSlowly(t *testing.T) {
 		r.log.end()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
-		require.ErrorIs(t, r.finish(ctx, Update{State: Success}), context.DeadlineExceeded)
+		require.ErrorIs(t, r.report.finish(ctx, Update{State: Success}), context.DeadlineExceeded)
 		require.Less(t, n, 200)
 		require.ErrorContains(t, r.fails[0], "did not take the next ones")
 	})
@@ -380,16 +381,16 @@ func killAt(t *testing.T, at int, acts, forgets bool) (calls int) {
 				}
 			}
 			r.report.size = 700
-			known, err := r.follow(ctx)
+			known, err := r.report.follow(ctx)
 			if err != nil || !known {
 				return err
 			}
-			return r.finish(ctx, Update{State: Success})
+			return r.report.finish(ctx, Update{State: Success})
 		}
 		if err := run(); err != nil {
 			require.ErrorIs(t, err, killed)
 			ctx, forgets = t.Context(), false
-			time.Sleep(5 * time.Second)
+			require.NoError(t, pause.For(t.Context(), 5*time.Second))
 			r.begin()
 			require.NoError(t, run())
 		}
@@ -419,8 +420,8 @@ func survive(t *testing.T, random *rand.Rand) {
 		r.after(time.Duration(random.IntN(120_000))*time.Millisecond, func() { log.write(text) })
 	}
 	r.after(2*time.Minute, log.end)
-	ctx, kill := context.WithCancel(t.Context())
-	var mu sync.Mutex
+	var mu sync.Mutex // guards the following, beside random
+	kill := func() {}
 	r.fake.Fail(func(*http.Request) *gitlabtest.Fault {
 		mu.Lock()
 		defer mu.Unlock()
@@ -442,23 +443,26 @@ func survive(t *testing.T, random *rand.Rand) {
 		}
 		return nil
 	})
-	for {
+	life := func() (ended bool) { // of a manager
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		mu.Lock()
+		kill = cancel
+		r.begin()
 		r.report.keep = func(p position) { r.kept = p }
 		r.report.size = 100 + random.IntN(2000)
-		known, err := r.follow(ctx)
-		if err == nil && known {
-			err = r.finish(ctx, Update{State: Success})
-		}
-		if err == nil {
-			break
-		}
-		require.ErrorIs(t, err, context.Canceled)
-		mu.Lock()
-		ctx, kill = context.WithCancel(t.Context())
 		mu.Unlock()
-		r.begin()
+		known, err := r.report.follow(ctx)
+		if err == nil && known {
+			err = r.report.finish(ctx, Update{State: Success})
+		}
+		if err != nil {
+			require.ErrorIs(t, err, context.Canceled)
+		}
+		return err == nil
 	}
-	kill()
+	for !life() {
+	}
 	r.requireWhole(gitlabtest.Success)
 	require.Less(t, len(r.fake.Calls()), 2000)
 }

@@ -14,6 +14,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"github.com/stepmux/stepmux/internal/pause"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -33,7 +35,7 @@ func newCaller(t *testing.T, cfg Config) *caller {
 	}}
 }
 
-func (c *caller) do(method, path, body string, header ...string) (*http.Response, string) {
+func (c *caller) do(method, path, body string, header ...string) got {
 	c.t.Helper()
 	address := path
 	if !strings.HasPrefix(path, "http") {
@@ -49,27 +51,38 @@ func (c *caller) do(method, path, body string, header ...string) (*http.Response
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
 	require.NoError(c.t, err)
-	return resp, string(text)
+	return got{resp.StatusCode, resp.Header, string(text)}
+}
+
+// got is an answer.
+type got struct {
+	status int
+	header http.Header
+	text   string
+}
+
+// wait waits in the time of the bubble.
+func (c *caller) wait(d time.Duration) {
+	c.t.Helper()
+	require.NoError(c.t, pause.For(c.t.Context(), d))
 }
 
 // ask asks for a job.
-func (c *caller) ask(last string, features string) (*http.Response, map[string]any) {
+func (c *caller) ask(last string, features string) (resp got, job map[string]any) {
 	c.t.Helper()
-	resp, text := c.do("POST", "jobs/request", fmt.Sprintf(
+	resp = c.do("POST", "jobs/request", fmt.Sprintf(
 		`{"token":%q,"system_id":"s_0123456789ab","last_update":%q,"info":{"features":{%s}}}`, RunnerToken, last, features))
-	var job map[string]any
-	if resp.StatusCode == http.StatusCreated {
-		require.NoError(c.t, json.Unmarshal([]byte(text), &job))
+	if resp.status == http.StatusCreated {
+		require.NoError(c.t, json.Unmarshal([]byte(resp.text), &job))
 	}
 	return resp, job
 }
 
 // tell tells the state of the first job.
-func (c *caller) tell(id int, state string) *http.Response {
+func (c *caller) tell(id int, state string) got {
 	c.t.Helper()
-	resp, _ := c.do("PUT", fmt.Sprintf("jobs/%d", id),
+	return c.do("PUT", fmt.Sprintf("jobs/%d", id),
 		fmt.Sprintf(`{"token":"glcbt-token-of-job-%d","state":%q}`, id, state))
-	return resp
 }
 
 const twoPhase = `"two_phase_job_commit":true,"cancel_gracefully":true`
@@ -124,21 +137,21 @@ func TestARequestIsHeldWhileNothingChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCaller(t, Config{})
 		resp, _ := c.ask("", "")
-		require.Equal(t, http.StatusNoContent, resp.StatusCode)
-		last := resp.Header.Get("X-GitLab-Last-Update")
+		require.Equal(t, http.StatusNoContent, resp.status)
+		last := resp.header.Get("X-GitLab-Last-Update")
 		began := time.Now()
 		resp, _ = c.ask(last, "")
-		require.Equal(t, http.StatusNoContent, resp.StatusCode)
-		require.Empty(t, resp.Header.Get("X-GitLab-Last-Update"))
+		require.Equal(t, http.StatusNoContent, resp.status)
+		require.Empty(t, resp.header.Get("X-GitLab-Last-Update"))
 		require.Equal(t, 50*time.Second, time.Since(began))
 
 		time.AfterFunc(20*time.Second, func() { c.fake.Add(Script("true")) })
 		began = time.Now()
 		resp, _ = c.ask(last, "")
-		require.Equal(t, http.StatusNoContent, resp.StatusCode, "it is asked again")
+		require.Equal(t, http.StatusNoContent, resp.status, "it is asked again")
 		require.Equal(t, 20*time.Second, time.Since(began))
 		resp, job := c.ask(last, "")
-		require.Equal(t, http.StatusCreated, resp.StatusCode)
+		require.Equal(t, http.StatusCreated, resp.status)
 		require.InDelta(t, 1, job["id"], 0)
 	})
 }
@@ -151,21 +164,21 @@ func TestAJobThatIsNotAcknowledgedGoesBack(t *testing.T) {
 		_, job := c.ask("", twoPhase)
 		require.NotNil(t, job)
 		for range 3 { // it is kept
-			time.Sleep(119 * time.Second)
-			require.Equal(t, http.StatusOK, c.tell(1, "pending").StatusCode)
+			c.wait(119 * time.Second)
+			require.Equal(t, http.StatusOK, c.tell(1, "pending").status)
 		}
-		require.Equal(t, http.StatusBadRequest, c.tell(1, "success").StatusCode)
-		require.Equal(t, http.StatusOK, c.tell(1, "running").StatusCode)
-		time.Sleep(time.Hour)
-		require.Equal(t, http.StatusOK, c.tell(1, "running").StatusCode)
-		require.Equal(t, http.StatusBadRequest, c.tell(1, "pending").StatusCode, "it runs")
+		require.Equal(t, http.StatusBadRequest, c.tell(1, "success").status)
+		require.Equal(t, http.StatusOK, c.tell(1, "running").status)
+		c.wait(time.Hour)
+		require.Equal(t, http.StatusOK, c.tell(1, "running").status)
+		require.Equal(t, http.StatusBadRequest, c.tell(1, "pending").status, "it runs")
 
 		c.fake.Add(Script("true"))
 		c.ask("", twoPhase)
-		time.Sleep(2*time.Minute + time.Second)
+		c.wait(2*time.Minute + time.Second)
 		resp := c.tell(2, "running")
-		require.Equal(t, http.StatusForbidden, resp.StatusCode)
-		require.Equal(t, Failed, resp.Header.Get("Job-Status"))
+		require.Equal(t, http.StatusForbidden, resp.status)
+		require.Equal(t, Failed, resp.header.Get("Job-Status"))
 		_, job = c.ask("", twoPhase)
 		require.InDelta(t, 3, job["id"], 0)
 		require.EqualValues(t, 3, c.fake.Job(2).Retry)
@@ -182,15 +195,15 @@ func TestCallsAboveTheRateAreRefused(t *testing.T) {
 		c := newCaller(t, Config{Rate: 2})
 		for range 2 {
 			resp, _ := c.ask("", "")
-			require.Equal(t, http.StatusNoContent, resp.StatusCode)
+			require.Equal(t, http.StatusNoContent, resp.status)
 		}
 		resp, _ := c.ask("", "")
-		require.Equal(t, http.StatusTooManyRequests, resp.StatusCode)
-		at, err := http.ParseTime(resp.Header.Get("RateLimit-ResetTime"))
+		require.Equal(t, http.StatusTooManyRequests, resp.status)
+		at, err := http.ParseTime(resp.header.Get("RateLimit-ResetTime"))
 		require.NoError(t, err)
-		time.Sleep(time.Until(at))
+		c.wait(time.Until(at))
 		resp, _ = c.ask("", "")
-		require.Equal(t, http.StatusNoContent, resp.StatusCode)
+		require.Equal(t, http.StatusNoContent, resp.status)
 	})
 }
 
@@ -202,18 +215,18 @@ func TestArtifactsAreRedirectedToTheStore(t *testing.T) {
 		_, job := c.ask("", "")
 		body, kind := form(t, "the archive")
 		token := job["token"].(string)
-		resp, _ := c.do("POST", "jobs/1/artifacts?artifact_type=archive", body, "Content-Type", kind, "JOB-TOKEN", token)
-		require.Equal(t, http.StatusTemporaryRedirect, resp.StatusCode)
-		resp, _ = c.do("POST", resp.Header.Get("Location"), body, "Content-Type", kind)
-		require.Equal(t, http.StatusCreated, resp.StatusCode)
-		resp, _ = c.do("GET", "jobs/1/artifacts?direct_download=true", "", "JOB-TOKEN", token)
-		require.Equal(t, http.StatusFound, resp.StatusCode)
-		_, text := c.do("GET", resp.Header.Get("Location"), "")
-		require.Equal(t, "the archive", text)
-		_, text = c.do("GET", "jobs/1/artifacts", "", "JOB-TOKEN", token)
-		require.Equal(t, "the archive", text)
-		resp, _ = c.do("GET", "http://store.example.com/store/1/archive", "")
-		require.Equal(t, http.StatusForbidden, resp.StatusCode)
+		resp := c.do("POST", "jobs/1/artifacts?artifact_type=archive", body, "Content-Type", kind, "JOB-TOKEN", token)
+		require.Equal(t, http.StatusTemporaryRedirect, resp.status)
+		resp = c.do("POST", resp.header.Get("Location"), body, "Content-Type", kind)
+		require.Equal(t, http.StatusCreated, resp.status)
+		resp = c.do("GET", "jobs/1/artifacts?direct_download=true", "", "JOB-TOKEN", token)
+		require.Equal(t, http.StatusFound, resp.status)
+		resp = c.do("GET", resp.header.Get("Location"), "")
+		require.Equal(t, "the archive", resp.text)
+		resp = c.do("GET", "jobs/1/artifacts", "", "JOB-TOKEN", token)
+		require.Equal(t, "the archive", resp.text)
+		resp = c.do("GET", "http://store.example.com/store/1/archive", "")
+		require.Equal(t, http.StatusForbidden, resp.status)
 	})
 }
 
@@ -224,7 +237,7 @@ func TestFaults(t *testing.T) {
 		c.fake.Add(Script("true"))
 		c.fake.Fail(func(*http.Request) *Fault { return &Fault{Status: http.StatusConflict} })
 		resp, _ := c.ask("", "")
-		require.Equal(t, http.StatusConflict, resp.StatusCode)
+		require.Equal(t, http.StatusConflict, resp.status)
 		require.Equal(t, Pending, c.fake.Job(1).Status)
 		c.fake.Fail(func(*http.Request) *Fault { return &Fault{Acts: true} })
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://x/api/v4/jobs/request",
