@@ -43,7 +43,7 @@ type Reply struct {
 // State is a state of a job that is reported.
 type State string
 
-// The states. Pending keeps a job that has to be acknowledged, and Accept starts it.
+// The states. Pending keeps a job that has to be acknowledged, and Running starts it.
 const (
 	Pending State = "pending"
 	Running State = "running"

@@ -226,10 +226,10 @@ func (r *report) sendOnce(ctx context.Context) (reply Reply, err error) {
 		return reply, context.Cause(ctx)
 	}
 	defer func() { r.client.pieces <- buffer[:0] }()
+	r.sent = time.Now()
 	if buffer, err = r.next(ctx, buffer[:0]); err != nil || len(buffer) == 0 {
 		return reply, err
 	}
-	r.sent = time.Now()
 	reply, err = r.client.Patch(ctx, r.job, r.at, buffer)
 	if err != nil || reply.Verdict == Ended {
 		return reply, err

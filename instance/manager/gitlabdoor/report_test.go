@@ -467,6 +467,26 @@ func survive(t *testing.T, random *rand.Rand) {
 	require.Less(t, len(r.fake.Calls()), 2000)
 }
 
+// A store may tell of bytes before it has them for all: the report does not ask for them again and again.
+func TestATraceThatIsNotThereYetIsReadLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newReported(t, gitlabtest.Config{}, newLog("first\n"))
+		reads, began := 0, time.Now()
+		r.report.trace = func(ctx context.Context, offset int64, follow bool, take func([]byte) error) error {
+			if !follow {
+				if reads++; time.Since(began) < 10*time.Second {
+					return nil
+				}
+			}
+			return r.log.read(ctx, offset, follow, take)
+		}
+		r.after(20*time.Second, r.log.end)
+		r.whole(Update{State: Success})
+		r.requireWhole(gitlabtest.Success)
+		require.Less(t, reads, 10)
+	})
+}
+
 // However many jobs there are, few pieces are in memory.
 func TestPiecesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
