@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/contents"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
@@ -62,8 +63,16 @@ func serveFile(t *testing.T, size int) *served {
 	sum := sha256.Sum256(s.text)
 	s.digest = hex.EncodeToString(sum[:])
 	s.services = serveHTTP(t, func(w http.ResponseWriter, r *http.Request) {
+		file := servedFile{bytes.NewReader(s.text), s.digest, &s.read}
+		if r.Method == http.MethodPost { // it has been uploaded
+			w.Header().Set("Content-Length", "2")
+			flushed{w}.WriteHeader(http.StatusOK)
+			_, _ = io.Copy(w, io.LimitReader(file, 0))
+			_, _ = io.WriteString(w, "ok")
+			return
+		}
 		w.Header().Set("Content-Type", "application/octet-stream") // else some bytes are read to find it
-		http.ServeContent(flushed{w}, r, "", time.Time{}, servedFile{bytes.NewReader(s.text), s.digest, &s.read})
+		http.ServeContent(flushed{w}, r, "", time.Time{}, file)
 	})
 	return s
 }
@@ -139,6 +148,62 @@ func TestAFileOfAServiceIsTakenFromTheVM(t *testing.T) {
 	left, err := os.ReadDir(store.Dir)
 	require.NoError(t, err)
 	require.Empty(t, left)
+}
+
+// An archive that a job has uploaded stays on the VM: no byte of it comes from the service later.
+func TestAnArchiveThatWasUploadedStaysOnTheVM(t *testing.T) {
+	s := serveFile(t, 1<<20)
+	store := &contents.Store{Dir: t.TempDir(), Bytes: 1 << 30, Age: time.Hour}
+	dir := t.TempDir()
+	temp := filepath.Join(dir, "jobs", "j-1", "actions", "temp")
+	write := func(name, archive string, text []byte) {
+		require.NoError(t, os.MkdirAll(filepath.Join(temp, name), 0o755))
+		require.NoError(t, os.WriteFile(filepath.Join(temp, name, archive), text, 0o600))
+	}
+	upload := func() {
+		of := &reachingServer{
+			Server: reach.New(dir, func() *contents.Store { return store }),
+			job: func(url string) {
+				client := &http.Client{Transport: &http.Transport{}}
+				defer client.CloseIdleConnections()
+				resp, err := client.Post(url, "text/plain", nil) //nolint:noctx // bounded by the job
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer resp.Body.Close()
+				if text, err := io.ReadAll(resp.Body); err != nil || string(text) != "ok" {
+					t.Errorf("%q, %v", text, err)
+				}
+				if err := os.RemoveAll(temp); err != nil { // as the client does
+					t.Error(err)
+				}
+			},
+		}
+		of.last = &pb.JobState{Status: pb.JobState_suceeded} //nolint:misspell // the published spelling
+		c := connectTo(t, of)
+		_, err := c.Execute(sshtest.Within(t), Job{Job: &pb.Job{Script: "true"}, Services: always(s.services)}, io.Discard)
+		require.NoError(t, err)
+		of.Close()
+	}
+	kept := func() []os.DirEntry {
+		t.Helper()
+		all, err := os.ReadDir(store.Dir)
+		require.NoError(t, err)
+		return all
+	}
+	upload()
+	require.Empty(t, kept(), "there is no archive")
+	write("short", "cache.tgz", s.text[1:])
+	write("same size", "cache.tzst", make([]byte, len(s.text)))
+	require.NoError(t, os.MkdirAll(filepath.Join(temp, "pipe"), 0o755))
+	require.NoError(t, unix.Mkfifo(filepath.Join(temp, "pipe", "cache.tgz"), 0o600))
+	upload()
+	require.Empty(t, kept(), "none of them is the archive")
+	write("the archive", "cache.tzst", s.text)
+	upload()
+	require.Len(t, kept(), 1)
+	require.Zero(t, s.job(t, store))
 }
 
 // A file that arrives in part, or with another content than its digest says, is not kept under that.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -17,6 +18,10 @@ import (
 const (
 	// maxFiles bounds the files of which processes of a build are told parts from here.
 	maxFiles = 64
+	// maxTemporary bounds the temporary directories of a job in which an archive is looked for.
+	maxTemporary = 1000
+	// patience is how long the end of a build waits until an archive is kept.
+	patience = 3 * time.Second
 	// spare is how many times the size of a file must be free on the disk for the file to be kept.
 	spare = 4
 )
@@ -58,12 +63,17 @@ func (f *files) find(digest string, size int64) *file {
 	if one.whole, err = f.store.Find(digest, size); one.whole != nil || err != nil {
 		return one
 	}
-	var disk unix.Statfs_t
-	if f.store.Sweep(size, nil) == 0 && unix.Statfs(f.store.Dir, &disk) == nil &&
-		size < int64(disk.Bavail)*disk.Bsize/spare {
+	if f.hasRoom(size) {
 		one.part, _ = f.store.Create() // without it nothing is kept
 	}
 	return one
+}
+
+// hasRoom makes room for a file in the store, and reports whether there is enough.
+func (f *files) hasRoom(size int64) bool {
+	var disk unix.Statfs_t
+	return f.store.Sweep(size, nil) == 0 && unix.Statfs(f.store.Dir, &disk) == nil &&
+		size < int64(disk.Bavail)*disk.Bsize/spare
 }
 
 // close closes all files. Nothing is left of those that have not arrived.
@@ -160,29 +170,64 @@ func (p *part) Write(data []byte) (n int, _ error) {
 	return n, nil
 }
 
-// saved matches the archives that the clients of caches make. They remove them as soon as they are uploaded.
-const saved = "jobs/*/actions/temp/*/cache.t*"
+// archives are the names that the clients of caches give to an archive, in a directory of its own among the temporary
+// ones of its job. They remove it when they have the answer to its upload.
+var archives = [...]string{"cache.tzst", "cache.tgz"}
 
-// made opens a file of size bytes that a process of the build in dir has made for its upload. It returns nil if there
-// is no such file.
+// made opens an archive of size bytes that a process of the build in dir has made for its upload. It returns nil if
+// there is no such file, or if the build has too many directories.
 func made(dir string, size int64) *os.File {
-	paths, _ := filepath.Glob(filepath.Join(dir, saved)) // the pattern is valid
-	for _, path := range paths {
-		one, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	temps, _ := filepath.Glob(filepath.Join(dir, "jobs/*/actions/temp")) // the pattern is valid
+	for _, temp := range temps {
+		root, err := os.Open(temp)
 		if err != nil {
 			continue
 		}
-		if info, err := one.Stat(); err == nil && info.Mode().IsRegular() && info.Size() == size {
-			return one
+		names, _ := root.Readdirnames(maxTemporary) // as many as can be read
+		root.Close()
+		for _, name := range names {
+			for _, archive := range archives {
+				one, err := os.OpenFile(filepath.Join(temp, name, archive), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+				if err != nil {
+					continue
+				}
+				if info, err := one.Stat(); err == nil && info.Mode().IsRegular() && info.Size() == size {
+					return one
+				}
+				one.Close()
+			}
 		}
-		one.Close()
 	}
 	return nil
 }
 
-// take keeps a file that is the content of a digest, and closes it.
-func (f *files) take(from *os.File, digest string, size int64) {
+// take keeps an archive that a process has uploaded, if it is the content of the digest, and closes it. It stops when
+// closing is closed.
+func (f *files) take(from *os.File, digest string, size int64, closing <-chan struct{}) {
 	defer from.Close()
-	to := part{file: f.find(digest, size), until: size}
-	_, _ = io.Copy(&to, from) // one that is not whole is not kept
+	if contents.CheckDigest(digest) != nil || f.store == nil || f.store.Touch(digest) || !f.hasRoom(size) {
+		return
+	}
+	u, err := f.store.Begin(digest, size)
+	if err != nil {
+		return
+	}
+	for buf := make([]byte, piece); u.Missing() > 0; {
+		n, err := from.Read(buf)
+		if err == nil {
+			_, err = u.Write(buf[:n])
+		}
+		select {
+		case <-closing:
+			err = net.ErrClosed
+		default:
+		}
+		if err != nil {
+			u.Discard()
+			return
+		}
+	}
+	if kept, err := f.store.Keep(u); err == nil {
+		kept.Close()
+	}
 }

@@ -40,6 +40,8 @@ type Server struct {
 	dir   string
 	store func() *contents.Store
 	files files
+	// closing is closed if Close has waited for long.
+	closing chan struct{}
 
 	mu       sync.Mutex // guards the following
 	listener *net.TCPListener
@@ -54,7 +56,7 @@ func New(dir string, store func() *contents.Store) *Server {
 	return &Server{
 		dir: dir, store: store, files: files{all: map[string]*file{}},
 		turn: make(chan struct{}, 1), slots: make(chan struct{}, MaxConns), waiting: map[int64]net.Conn{},
-		replace: func(error) {},
+		replace: func(error) {}, closing: make(chan struct{}),
 	}
 }
 
@@ -79,7 +81,9 @@ func (s *Server) Close() {
 		delete(s.waiting, number)
 	}
 	s.mu.Unlock()
+	late := time.AfterFunc(patience, func() { close(s.closing) })
 	s.wg.Wait()
+	late.Stop()
 	s.files.close()
 }
 
@@ -211,7 +215,7 @@ func (s *Server) Carry(stream grpc.BidiStreamingServer[pb.CarryRequest, pb.Carry
 				if msg.GetLength() > 0 {
 					told, rest = s.files.tell(conn, msg)
 				} else if from := made(s.dir, msg.GetSize()); from != nil {
-					s.wg.Go(func() { s.files.take(from, msg.GetDigest(), msg.GetSize()) })
+					s.wg.Go(func() { s.files.take(from, msg.GetDigest(), msg.GetSize(), s.closing) })
 				}
 				sending.Lock()
 				err = stream.Send(&pb.CarryResponse{Told: &told})
