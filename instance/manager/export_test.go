@@ -542,7 +542,7 @@ func (m *Manager) KeptTasks(t *testing.T, name string) (keys []string) {
 	var kept map[string][]byte
 	require.Eventually(t, func() bool { // it forgets a task after its report
 		var err error
-		kept, err = m.store.KeptTexts(t.Context(), "gitea."+name+".task")
+		kept, err = m.store.KeptTexts(t.Context(), name+".task")
 		return err == nil && len(kept) == 0
 	}, 5*time.Second, time.Millisecond)
 	for key := range kept {

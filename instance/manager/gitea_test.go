@@ -132,7 +132,7 @@ func TestAJobOfGiteaRunsAndIsReported(t *testing.T) {
 	)
 	require.LessOrEqual(t, server.Calls("UpdateLog"), 4, "few calls")
 	require.LessOrEqual(t, server.Calls("UpdateTask"), 3)
-	require.Empty(t, d.m.KeptTasks(t, "test"), "nothing of it is kept")
+	require.Empty(t, d.m.KeptTasks(t, "gitea.test"), "nothing of it is kept")
 }
 
 // stepsOf describes the steps of a job: number, result, first row and number of rows.
@@ -307,7 +307,7 @@ func TestATaskThatComesBackAfterItsEndIsForgotten(t *testing.T) {
 		return text != nil
 	}, sshtest.Bound, time.Millisecond)
 	d.ended(id)
-	require.Empty(t, d.m.KeptTasks(t, "test"))
+	require.Empty(t, d.m.KeptTasks(t, "gitea.test"))
 	d.close()
 	p, err := d.ListPipelines(t.Context(), &pb.ListPipelinesRequest{})
 	require.NoError(t, err)
@@ -317,7 +317,7 @@ func TestATaskThatComesBackAfterItsEndIsForgotten(t *testing.T) {
 	d = serveGitea(t, f, server, func(cfg *giteadoor.Config) { cfg.Limit = 1 })
 	next := server.Add(taskOf("    steps: [{run: echo next}]"))
 	require.Equal(t, "RESULT_SUCCESS", d.ended(next).Result)
-	require.Empty(t, d.m.KeptTasks(t, "test"))
+	require.Empty(t, d.m.KeptTasks(t, "gitea.test"))
 	ran, err := os.ReadFile(ledger)
 	require.NoError(t, err)
 	require.Equal(t, "ran\n", string(ran))

@@ -74,7 +74,7 @@ jobs:
 		require.Empty(t, got.Steps)
 		require.Equal(t, 1, got.Final)
 	}
-	require.Empty(t, d.m.KeptTasks(t, "test"))
+	require.Empty(t, d.m.KeptTasks(t, "gitea.test"))
 }
 
 // The files are not fetched again, and the order of the logs of the jobs stays the same when the next manager goes on.

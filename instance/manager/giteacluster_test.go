@@ -132,7 +132,7 @@ func TestTheTasksOfAManagerThatIsCutOffAreReportedByAnother(t *testing.T) {
 		require.Equal(t, "0 RESULT_SUCCESS 0+3, 1 RESULT_SUCCESS 3+2", stepsOf(got), phase)
 		require.Equal(t, 1, got.Taken, phase)
 	}
-	require.Empty(t, b.m.KeptTasks(t, "test"))
+	require.Empty(t, b.m.KeptTasks(t, "gitea.test"))
 	link.Resume()
 	require.Eventually(t, func() bool { return a.m.Holds() == 1 }, sshtest.Bound, 10*time.Millisecond)
 	next := taskOf("    steps: [{run: echo next}]")

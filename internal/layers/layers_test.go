@@ -100,8 +100,8 @@ var allowed = map[string][]string{
 		"instance/manager/command", "internal/flight", "internal/pause", "internal/privatefile", "internal/wire",
 	},
 	"instance/manager/giteadoor": {
-		"instance/manager/jobdoor", "instance/manager/managerv1", "internal/boundedfile", "internal/pause", "internal/servercall",
-		"internal/sortedkeys", "internal/termtext", "internal/yamltree", "remote/api/stepmuxv1", "remote/step/mask",
+		"instance/manager/jobdoor", "instance/manager/managerv1", "internal/boundedfile", "internal/pause",
+		"internal/servercall", "internal/sortedkeys", "internal/termtext", "internal/yamltree", "remote/api/stepmuxv1", "remote/step/mask",
 	},
 	"instance/manager/gitlabdoor": {
 		"instance/manager/jobdoor", "instance/manager/managerv1", "internal/pause", "internal/servercall",
@@ -115,8 +115,8 @@ var allowed = map[string][]string{
 	},
 	"instance/manager": {
 		"remote/api/stepmuxv1",
-		"instance", "instance/batch", "instance/control", "instance/manager/jobdoor", "instance/manager/gitlabdoor", "instance/manager/managerv1",
-		"connector", "connector/buildlog",
+		"instance", "instance/batch", "instance/control", "instance/manager/jobdoor", "instance/manager/gitlabdoor",
+		"instance/manager/managerv1", "connector", "connector/buildlog",
 		"connector/place/**", "connector/files", "instance/manager/access",
 		"instance/manager/archive", "instance/manager/claims", "instance/manager/command", "instance/manager/giteadoor",
 		"instance/manager/natscall", "instance/manager/seal", "instance/manager/sshdoor", "instance/manager/state",

@@ -23,8 +23,9 @@ import (
 
 // payload is what the server says of a job: the answer to POST jobs/request of its API, version 4, as far as it is used.
 type payload struct {
-	ID   int64 `json:"id"`
-	Info struct {
+	ID    int64  `json:"id"`
+	Token string `json:"token"`
+	Info  struct {
 		Name        string `json:"name"`
 		Stage       string `json:"stage"`
 		Pipeline    int64  `json:"pipeline_id"`
@@ -140,12 +141,12 @@ type step struct {
 	When   string         `json:"when,omitempty"`
 }
 
-// pipeline returns the request for a pipeline of one job, at a server. An error is about the job: it cannot run, and the
-// text says why.
+// pipeline returns the request for a pipeline of one job, at a server with a name and a URL. An error is about the job:
+// it cannot run, and the text says why.
 //
 // The text of the pipeline is a .gitlab-ci.yml, in JSON. The manager brings its caches, and its containers. Sources come
 // by the step git/clone, artifacts of other jobs by artifacts/download, and its own ones go by artifacts/upload.
-func (p *payload) pipeline(server string) (*pb.SubmitPipelineRequest, error) {
+func (p *payload) pipeline(server, address string) (*pb.SubmitPipelineRequest, error) {
 	if len(p.Secrets) > 0 {
 		return nil, errors.New("the job has secrets of a vault, which are not fetched here: give them as masked variables")
 	}
@@ -161,7 +162,7 @@ func (p *payload) pipeline(server string) (*pb.SubmitPipelineRequest, error) {
 	if err != nil {
 		return nil, err
 	}
-	downloads, tokens := p.downloads(vars)
+	downloads, tokens := p.downloads(address)
 	setup = append(setup, downloads...)
 	teardown := []step{}
 	switch {
@@ -186,7 +187,7 @@ func (p *payload) pipeline(server string) (*pb.SubmitPipelineRequest, error) {
 			return nil, errors.New("the job has no script")
 		}
 	}
-	teardown = append(teardown, p.uploads(vars)...)
+	teardown = append(teardown, p.uploads(vars, address)...)
 	job["setup"], job["teardown"] = setup, teardown
 	if caches := p.caches(); len(caches) > 0 {
 		job["cache"] = caches
@@ -248,7 +249,8 @@ var variableNames = regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_]*$`)
 // variables returns the variables of the job. A name that no shell takes is left out, as a shell does.
 func (p *payload) variables() *variables {
 	vars := &variables{byID: map[string]int{}}
-	for _, v := range slices.Concat([]variable{{Key: "CI_SERVER", Value: "yes"}}, p.Variables) {
+	own := []variable{{Key: "CI_SERVER", Value: "yes"}, {Key: tokenVariable, Value: p.Token, Masked: true, Raw: true}}
+	for _, v := range slices.Concat(own, p.Variables) {
 		v.Value = strings.ReplaceAll(strings.ToValidUTF8(v.Value, "\uFFFD"), "\x00", "")
 		i, known := vars.byID[v.Key]
 		switch {
@@ -383,9 +385,7 @@ func (p *payload) sources(vars *variables) (all []step, err error) {
 	default:
 		return nil, fmt.Errorf("the variable %s is %.40q: write none, normal or recursive", submodulesVariable, how)
 	}
-	if vars.get(tokenVariable) != "" { // also if the server has another name in the URL than in CI_SERVER_URL
-		inputs["token"] = "${{ vars." + tokenVariable + " }}"
-	}
+	inputs["token"] = "${{ vars." + tokenVariable + " }}" // also if the host is another one than that of CI_SERVER_URL
 	hook := func(name string) {
 		for _, h := range p.Hooks {
 			if h.Name == name && len(h.Script) > 0 {
@@ -402,7 +402,7 @@ func (p *payload) sources(vars *variables) (all []step, err error) {
 }
 
 // downloads returns the steps that fetch the artifacts of other jobs, and variables with their tokens.
-func (p *payload) downloads(vars *variables) (all []step, tokens []*stepmuxv1.Variable) {
+func (p *payload) downloads(address string) (all []step, tokens []*stepmuxv1.Variable) {
 	for _, d := range p.Dependencies {
 		if d.File == nil || d.File.Name == "" {
 			continue
@@ -411,16 +411,19 @@ func (p *payload) downloads(vars *variables) (all []step, tokens []*stepmuxv1.Va
 		tokens = append(tokens, &stepmuxv1.Variable{Key: dependencyToken + id, Value: d.Token, Masked: true})
 		all = append(all, step{
 			Name: "artifacts_of_" + id, Step: "builtin://" + lang.DownloadArtifactsStep, When: onSuccess,
-			Inputs: map[string]any{"id": id, "token": "${{ vars." + dependencyToken + id + " }}"},
+			Inputs: map[string]any{"id": id, "url": address, "token": "${{ vars." + dependencyToken + id + " }}"},
 		})
 	}
 	return all, tokens
 }
 
 // uploads returns the steps that upload the artifacts of the job.
-func (p *payload) uploads(vars *variables) (all []step) {
+func (p *payload) uploads(vars *variables, address string) (all []step) {
 	for i, a := range p.Artifacts {
-		inputs := map[string]any{"paths": vars.expandAll(a.Paths), "exclude": vars.expandAll(a.Exclude)}
+		inputs := map[string]any{
+			"paths": vars.expandAll(a.Paths), "exclude": vars.expandAll(a.Exclude), "url": address,
+			"id": strconv.FormatInt(p.ID, 10), "token": "${{ vars." + tokenVariable + " }}",
+		}
 		if a.Untracked {
 			inputs["untracked"] = true
 		}

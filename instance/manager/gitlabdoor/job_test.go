@@ -48,7 +48,7 @@ func jobOf(t *testing.T, change string) *payload {
 // made returns the request for a job, its job as the manager reads it, and the text.
 func made(t *testing.T, change string) (req *pb.SubmitPipelineRequest, job map[string]any, read *standalone.Job) {
 	t.Helper()
-	req, err := jobOf(t, change).pipeline("gl")
+	req, err := jobOf(t, change).pipeline("gl", "https://gitlab.example.com")
 	require.NoError(t, err)
 	var text map[string]any
 	require.NoError(t, json.Unmarshal(req.Source.Text, &text))
@@ -179,7 +179,7 @@ func TestJobsThatCannotRunSayWhy(t *testing.T) {
 		`{"variables": [{"key": "GIT_SUBMODULE_STRATEGY", "value": "some"}]}`:     "GIT_SUBMODULE_STRATEGY",
 		`{"variables": [{"key": "GIT_CLONE_PATH", "value": "$CI_BUILDS_DIR/x"}]}`: "GIT_CLONE_PATH",
 	} {
-		_, err := jobOf(t, change).pipeline("gl")
+		_, err := jobOf(t, change).pipeline("gl", "https://gitlab.example.com")
 		require.ErrorContains(t, err, want, "%s", change)
 	}
 }

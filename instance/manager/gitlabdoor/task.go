@@ -137,7 +137,7 @@ func (t *task) submit(ctx context.Context, room jobdoor.Room) (id string, err er
 	if err := json.Unmarshal(t.record.Answer, p); err != nil {
 		return "", fmt.Errorf("the server sent a job of another form: %w", err)
 	}
-	req, err := p.pipeline(t.d.cfg.Name)
+	req, err := p.pipeline(t.d.cfg.Name, t.d.cfg.URL)
 	if err != nil {
 		return "", err
 	}
