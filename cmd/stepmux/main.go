@@ -162,9 +162,9 @@ Start with:  stepmux run examples/hello.yml
 			newRunCommand(), newManagerCommand(), newSubmitCommand(), newLogsCommand(), newCancelCommand(),
 			newArtifactsCommand(), newBuildsCommand(), newPipelinesCommand(), newPlayCommand(), newRetryCommand(),
 		}},
-		{"Look after VMs", []*cobra.Command{
-			newPsCommand(), newDrainCommand(), newUndrainCommand(), newDoctorCommand(), newCacheCommand(), newGiteaCommand(),
-		}},
+		{"Look after VMs", append(
+			newServerCommands(), newPsCommand(), newDrainCommand(), newUndrainCommand(), newDoctorCommand(), newCacheCommand(),
+		)},
 		{"Run a job on this machine", []*cobra.Command{
 			newLocalCommand(), newCICommand(), newReplayCommand(), newTraceCommand(), newValidateCommand(), newActionsCommand(),
 		}},

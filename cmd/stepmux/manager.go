@@ -216,7 +216,7 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 		return err
 	}
 	defer closeVMs()
-	vms.SetShares(f.doors.gitea.Shares())
+	vms.SetShares(f.doors.shares())
 	counts := metrics.New(buildinfo.Version())
 	provider, err := f.provider(vms, bootstrap, counts, logger)
 	if err != nil {

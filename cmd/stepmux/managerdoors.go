@@ -18,6 +18,7 @@ import (
 	"github.com/stepmux/stepmux/instance/manager"
 	"github.com/stepmux/stepmux/instance/manager/access"
 	"github.com/stepmux/stepmux/instance/manager/giteadoor"
+	"github.com/stepmux/stepmux/instance/manager/gitlabdoor"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/instance/manager/page"
 	"github.com/stepmux/stepmux/instance/manager/sshdoor"
@@ -30,6 +31,7 @@ type doorFlags struct {
 	api, page            string
 	cert, certKey, token string
 	gitea                giteadoor.Servers
+	gitlab               gitlabdoor.Servers
 }
 
 func (f *doorFlags) register(fl *pflag.FlagSet) {
@@ -50,7 +52,21 @@ func (f *doorFlags) register(fl *pflag.FlagSet) {
 		"is missing (default for --api-listen token in the state directory)")
 	fl.Var(&f.gitea, "gitea", "take jobs from Gitea and Forgejo servers: a mapping with url, token-file and other keys "+
 		"for each, see docs/gitea.md (default off)")
+	fl.Var(&f.gitlab, "gitlab", "take jobs from GitLab servers: a mapping with url, token-file and other keys for each, "+
+		"see docs/gitlab.md (default off)")
 	grouped(fl, doorGroup)
+}
+
+// shares are those of the servers among the parties that wait for slots.
+func (f *doorFlags) shares() map[string]int {
+	shares := map[string]int{}
+	for _, c := range f.gitea.Servers {
+		shares[c.Party()] = c.Share
+	}
+	for _, c := range f.gitlab.Servers {
+		shares[c.Party()] = c.Share
+	}
+	return shares
 }
 
 // tcpDoors are the TCP listeners of a manager.
@@ -71,8 +87,20 @@ func (f *doorFlags) check() error {
 	case f.api == "" && f.page == "" && (f.cert != "" || f.token != ""):
 		return errors.New("--tls-cert and --token-file need --api-listen or --http-listen")
 	}
-	if f.page == "" && slices.ContainsFunc(f.gitea, func(c giteadoor.Config) bool { return c.Secret != nil }) {
+	if f.page == "" && slices.ContainsFunc(f.gitea.Servers, func(c giteadoor.Config) bool { return c.Secret != nil }) {
 		return errors.New("webhook-secret-file needs --http-listen: webhooks come to the address of the status page")
+	}
+	names := map[string]bool{}
+	for _, c := range f.gitea.Servers {
+		names[c.Name] = true
+	}
+	for _, c := range f.gitlab.Servers {
+		if names[c.Name] {
+			return fmt.Errorf("a server of gitea and one of gitlab have the name %s: give one of them another", c.Name)
+		}
+		if _, err := c.Files.Config(); err != nil {
+			return fmt.Errorf("gitlab %s: %w", c.Name, err)
+		}
 	}
 	if f.page != "" && !strings.Contains(f.page, ":") {
 		f.page = ":" + f.page
@@ -198,8 +226,15 @@ func (d *tcpDoors) serve(
 		cfg.Logger.Info("API listens", "url", "https://"+d.api.Addr().String(), "token", file)
 		serving.Go(func() { failed <- m.ServeTCP(ctx, d.api, cert, token) })
 	}
-	for _, server := range d.flags.gitea {
+	for _, server := range d.flags.gitea.Servers {
 		serving.Go(func() { m.ServeGitea(ctx, server) })
+	}
+	for _, server := range d.flags.gitlab.Servers {
+		serving.Go(func() {
+			if err := m.ServeGitLab(ctx, server); err != nil { // its files were there when the manager started
+				cfg.Logger.Error("a server is not served", "server", server.Name, "error", err)
+			}
+		})
 	}
 	return func() {
 		closePage()

@@ -35,8 +35,8 @@ const (
 )
 
 const (
-	// giteaTimeout bounds the examination of a server without its VMs, and vmTimeout that from a VM.
-	giteaTimeout, vmTimeout = 30 * time.Second, 20 * time.Second
+	// serverTimeout bounds the examination of a server without its VMs, and vmTimeout that from a VM.
+	serverTimeout, vmTimeout = 30 * time.Second, 20 * time.Second
 	// maxVersion bounds the answer with a server's version, in bytes.
 	maxVersion = 64 << 10
 	// triedGitea is the version with which this program is tested, oldestGitea the first one with runners.
@@ -47,30 +47,30 @@ const (
 // It registers no runner, and changes nothing on the server. vms are the labels of each VM; nil: they are not known.
 // ctx bounds it, and 30 s do.
 func ExamineGitea(ctx context.Context, cfg giteadoor.Config, vms []map[string]string) Report {
-	ctx, cancel := context.WithTimeout(ctx, giteaTimeout)
+	ctx, cancel := context.WithTimeout(ctx, serverTimeout)
 	defer cancel()
 	start := time.Now()
 	r := Report{Instance: cfg.Name, Addr: cfg.URL, User: cfg.Runner, of: "jobs"}
 	if u, err := url.Parse(cfg.URL); err == nil {
 		r.Addr = u.Redacted()
 	}
-	if r.giteaURL(cfg.URL) {
+	if r.serverURL(cfg.URL) {
 		r.giteaAnswers(ctx, cfg.URL)
 	} else {
 		r.skip("the url is wrong", checkAnswer, checkVersion, checkActions, checkClock)
 	}
-	r.giteaFile(checkToken, cfg.TokenFile, cfg.Token,
+	r.secretFile(checkToken, cfg.TokenFile, cfg.Token,
 		"it is tried when the manager registers: a check would leave a runner")
 	r.giteaLabels(&cfg, vms)
 	if cfg.Secret != nil {
-		r.giteaFile(checkWebhook, cfg.SecretFile, cfg.Secret, "give it to the webhook on the server")
+		r.secretFile(checkWebhook, cfg.SecretFile, cfg.Secret, "give it to the webhook on the server")
 	}
 	r.finish(time.Since(start))
 	return r
 }
 
-// giteaURL judges the form of a URL.
-func (r *Report) giteaURL(text string) bool {
+// serverURL judges the form of a URL.
+func (r *Report) serverURL(text string) bool {
 	u, err := url.Parse(text)
 	if err != nil || u.Host == "" {
 		r.add(failure(checkURL, fmt.Sprintf("%.160q is no URL of a server", text), "write it as https://gitea.example.com"))
@@ -234,8 +234,8 @@ func (r *Report) clock(date string) {
 	r.add(okay(checkClock, "as this machine's"))
 }
 
-// giteaFile judges a file with a secret. more is the part that a check cannot show.
-func (r *Report) giteaFile(check, name string, read func() (string, error), more string) {
+// secretFile judges a file with a secret. more is the part that a check cannot show.
+func (r *Report) secretFile(check, name string, read func() (string, error), more string) {
 	text, err := read()
 	switch {
 	case err != nil:

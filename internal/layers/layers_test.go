@@ -105,9 +105,11 @@ var allowed = map[string][]string{
 	},
 	"instance/manager/gitlabdoor": {
 		"instance/manager/jobdoor", "instance/manager/managerv1", "internal/pause", "internal/servercall",
-		"internal/termtext", "remote/api/stepmuxv1", "remote/step/lang",
+		"internal/termtext", "internal/yamltree", "remote/api/stepmuxv1", "remote/step/lang",
 	},
-	"instance/manager/jobdoor": {"instance/manager/managerv1", "internal/pause", "internal/termtext"},
+	"instance/manager/jobdoor": {
+		"instance/manager/managerv1", "internal/boundedfile", "internal/pause", "internal/termtext", "internal/yamltree",
+	},
 	"instance/manager/page": {
 		"internal/plural",
 		"instance", "instance/control", "instance/manager/access", "instance/manager/managerv1", "internal/boundedhttp",
@@ -118,7 +120,7 @@ var allowed = map[string][]string{
 		"instance", "instance/batch", "instance/control", "instance/manager/jobdoor", "instance/manager/gitlabdoor",
 		"instance/manager/managerv1", "connector", "connector/buildlog",
 		"connector/place/**", "connector/files", "instance/manager/access",
-		"instance/manager/archive", "instance/manager/claims", "instance/manager/command", "instance/manager/giteadoor",
+		"instance/manager/archive", "instance/manager/claims", "instance/manager/command", "instance/manager/giteadoor", "instance/manager/gitlabdoor",
 		"instance/manager/natscall", "instance/manager/seal", "instance/manager/sshdoor", "instance/manager/state",
 		"internal/actionservices", "internal/contents", "internal/wire", "internal/pause", "internal/rmtree",
 		"internal/labels", "remote/step/lang", // for warnings about the scripts of jobs
@@ -129,7 +131,8 @@ var allowed = map[string][]string{
 	"instance/doctor": {
 		"internal/plural",
 		"remote/api/vmconfig",
-		"instance", "instance/manager/giteadoor", "connector", "connector/place/**", "connector/program", "mux", "mux/login",
+		"instance", "instance/manager/giteadoor", "instance/manager/gitlabdoor", "connector", "connector/place/**",
+		"connector/program", "mux", "mux/login",
 		"internal/termtext", "internal/lazyregexp", "internal/wire",
 	},
 	"instance/metrics": {"instance", "instance/batch", "instance/control", "mux", "pool", "internal/boundedhttp"},

@@ -14,7 +14,7 @@ func TestImagesByTheLabelsOfJobs(t *testing.T) {
 	s, err := read(t, "{url: 'https://a', token-file: t, environment: {A: 1, GITEA_ACTIONS: no},\n"+
 		" labels: ['ubuntu-latest:docker://node:24', 'here:host', gpu], images: {gpu: 'a/b:c'}}")
 	require.NoError(t, err)
-	cfg := &s[0]
+	cfg := &s.Servers[0]
 	require.Equal(t, []string{"ubuntu-latest", "here", "gpu"}, cfg.Declared(nil))
 	other := &Config{Images: map[string]string{"node": "node:24"}}
 	require.Equal(t, []string{"linux", "node", "self-hosted", "ubuntu-latest"}, other.Declared(nil))

@@ -30,6 +30,10 @@ type DoorConfig struct {
 	URL string
 	// Token returns the token of the runner, glrt-... It is asked for again when the server does not know it. Required.
 	Token func() (string, error)
+	// TokenFile is the file of Token, for messages.
+	TokenFile string
+	// Environment has variables for the steps of each job.
+	Environment map[string]string
 	// Files are those of TLS.
 	Files servercall.Files
 	// Limit bounds the jobs that run at once. If zero, only the slots do.

@@ -141,6 +141,7 @@ func (t *task) submit(ctx context.Context, room jobdoor.Room) (id string, err er
 	if err != nil {
 		return "", err
 	}
+	req.Options.Env = t.d.cfg.Environment
 	t.d.Repeat(ctx, "submit a job", func() error {
 		id, err = t.d.Host().Submit(ctx, t.key(), req, room)
 		if _, refused := errors.AsType[*jobdoor.RefusedError](err); refused {
