@@ -100,10 +100,14 @@ func TestServersThatDoNotFit(t *testing.T) {
 	for _, c := range []struct{ url, statuses, says, change string }{
 		{gone.URL, "url ok, answer fail, version skip, actions skip, clock skip", "refused", "check host and port"},
 		{secure.URL, "url ok, answer fail, version skip, actions skip, clock skip", "unknown authority", "SSL_CERT_FILE"},
-		{strings.Replace(secure.URL, "https", "http", 1),
-			"url ok, answer fail, version skip, actions skip, clock skip", "wants TLS", "write https://"},
-		{strings.Replace(gone.URL, "http://127.0.0.1", "https://nowhere.invalid", 1),
-			"url ok, answer fail, version skip, actions skip, clock skip", "nowhere.invalid", "name servers"},
+		{
+			strings.Replace(secure.URL, "https", "http", 1),
+			"url ok, answer fail, version skip, actions skip, clock skip", "wants TLS", "write https://",
+		},
+		{
+			strings.Replace(gone.URL, "http://127.0.0.1", "https://nowhere.invalid", 1),
+			"url ok, answer fail, version skip, actions skip, clock skip", "nowhere.invalid", "name servers",
+		},
 		{
 			answer(301, "").URL, "url ok, answer fail, version skip, actions skip, clock skip", "other.example.com",
 			"write the URL",

@@ -79,16 +79,17 @@ func (m *Manager) servicesOf(b *build) func() (*connector.Services, func(), erro
 				return nil, nil, err
 			}
 		}
-		return &connector.Services{
-				Token: token, Server: asked.GetServer(), Relayed: asked.GetRelay() != "", Take: door.Take,
-			}, func() {
-				door.Close()
-				if b.isLeft() || m.life.Err() != nil {
-					m.services.Leave(token)
-				} else {
-					ended()
-				}
-			}, nil
+		services := &connector.Services{
+			Token: token, Server: asked.GetServer(), Relayed: asked.GetRelay() != "", Take: door.Take,
+		}
+		return services, func() {
+			door.Close()
+			if b.isLeft() || m.life.Err() != nil {
+				m.services.Leave(token)
+			} else {
+				ended()
+			}
+		}, nil
 	}
 }
 

@@ -43,7 +43,7 @@ func (d *Door) PassOn(server, by string) (err error) {
 // ServeHTTP answers a request.
 func (d *Door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if d.relay != nil && d.relay.takes(r) {
-		d.relay.serve(d.life, w, r)
+		d.relay.serve(d.life, w, r) //nolint:contextcheck // tunnels end with the door
 		return
 	}
 	d.server.ServeHTTP(w, r.WithContext(d.life)) //nolint:contextcheck // see Door.life

@@ -102,7 +102,8 @@ func (r *relay) serve(life context.Context, w http.ResponseWriter, req *http.Req
 		c := http.NewResponseController(w)
 		_ = c.SetReadDeadline(time.Time{})  // a connection has deadlines; a file takes as long as it takes
 		_ = c.SetWriteDeadline(time.Time{}) // as above
-		r.proxy.ServeHTTP(w, req.WithContext(context.WithValue(req.Context(), asked{}, req)))
+		ctx := context.WithValue(req.Context(), asked{}, req)
+		r.proxy.ServeHTTP(w, req.WithContext(ctx)) //nolint:contextcheck // life ends the connections, and these it
 	}
 }
 

@@ -52,8 +52,14 @@ func relayed(t *testing.T, server string, by *httptest.Server, path string) stri
 	return listen(t, door)
 }
 
-// get makes a request, which no redirect is followed for.
-func get(t *testing.T, client *http.Client, method, at string, body io.Reader) (*http.Response, string) {
+// head is the head of an answer.
+type head struct {
+	StatusCode int
+	Header     http.Header
+}
+
+// get makes a request, and returns the answer and its text.
+func get(t *testing.T, client *http.Client, method, at string, body io.Reader) (head, string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, at, body)
 	require.NoError(t, err)
@@ -65,7 +71,7 @@ func get(t *testing.T, client *http.Client, method, at string, body io.Reader) (
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
 	require.NoError(t, err)
-	return resp, string(text)
+	return head{resp.StatusCode, resp.Header}, string(text)
 }
 
 func TestARelayPassesOnWhatIsForItsServer(t *testing.T) {
@@ -132,8 +138,11 @@ func TestARelayPassesOnWhatIsForItsServer(t *testing.T) {
 	resp, text = get(t, proxied, "GET", "http://other.example.com/", nil)
 	require.Equal(t, http.StatusForbidden, resp.StatusCode)
 	require.Contains(t, text, "stepmux passes requests on to gitea.example.com only")
-	_, err := proxied.Get("https://other.example.com/")
+	refused, err := proxied.Get("https://other.example.com/")
 	require.ErrorContains(t, err, "Forbidden")
+	if err == nil {
+		refused.Body.Close()
+	}
 	server.Close()
 	resp, text = get(t, client, "GET", at+"/git/", nil)
 	require.Equal(t, http.StatusBadGateway, resp.StatusCode)
@@ -173,11 +182,13 @@ func TestARelayIsAProxyForItsServer(t *testing.T) {
 			defer close(closed)
 			door.Close() // the connection of the client is still open
 		}()
+		timer := time.NewTimer(time.Minute)
 		select {
 		case <-closed:
-		case <-time.After(time.Minute):
+		case <-timer.C:
 			t.Fatal("a tunnel outlives its door")
 		}
+		timer.Stop()
 		client.CloseIdleConnections()
 		s.Close()
 	}

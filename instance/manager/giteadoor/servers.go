@@ -15,8 +15,10 @@ type Servers struct{ jobdoor.Servers[Config] }
 // ID implements jobdoor.Named.
 func (cfg Config) ID() string { return cfg.Name }
 
-var serverKeys = []string{"url", "token-file", "labels", "name", "runner", "limit", "share", "ephemeral",
-	"images", "environment", "reach", "webhook-secret-file"}
+var serverKeys = []string{
+	"url", "token-file", "labels", "name", "runner", "limit", "share", "ephemeral",
+	"images", "environment", "reach", "webhook-secret-file",
+}
 
 // Read implements flagfile.Structured.
 func (s *Servers) Read(r *yamltree.Reader, n *yaml.Node) { s.ReadAll(r, n, "gitea", readServer) }

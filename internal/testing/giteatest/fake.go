@@ -285,8 +285,9 @@ func (f *Fake) answer(method, uuid string, body []byte) (answer any, code, messa
 			return nil, "Unknown", "runner registration token not found"
 		}
 		uuid = fmt.Sprintf("uuid-%d", f.calls["Register"])
-		r := &fakeRunner{id: len(f.runners) + 1, name: in.Name, token: "token-of-" + uuid, labels: in.Labels,
-			ephemeral: in.Ephemeral}
+		r := &fakeRunner{
+			id: len(f.runners) + 1, name: in.Name, token: "token-of-" + uuid, labels: in.Labels, ephemeral: in.Ephemeral,
+		}
 		f.runners[uuid] = r
 		answer := r.answer(uuid, in.Version)
 		answer["token"] = r.token
