@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -64,7 +65,7 @@ func TestManagersOfAClusterThatAreKilledLoseNoJobOfGitea(t *testing.T) {
 		})
 		p.start()
 		managers = append(managers, p)
-		files[".gitea/workflows/"+label+".yml"] = ledgerWorkflow(label, ledger)
+		maps.Copy(files, ledgerWorkflows(label, ledger))
 	}
 	r := g.Repo("cluster", files)
 	random := rand.New(rand.NewPCG(54, 1)) // no secret
@@ -75,7 +76,7 @@ func TestManagersOfAClusterThatAreKilledLoseNoJobOfGitea(t *testing.T) {
 		t.Logf("kill %d: manager %d, %s", i, victim, killPhases[phase].name)
 		if k.at(t, managers[victim], proxies[victim], phase, random, func() {
 			for range 3 {
-				r.Dispatch(fmt.Sprintf("m%d.yml", victim), map[string]string{"n": fmt.Sprint(n)})
+				r.Dispatch(ledgerFile(fmt.Sprintf("m%d", victim), n), map[string]string{"n": fmt.Sprint(n)})
 				n++
 			}
 			require.Eventually(t, func() bool {

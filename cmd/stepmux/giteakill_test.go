@@ -148,7 +148,7 @@ func TestAManagerThatIsKilledLosesNoJobOfARealGitea(t *testing.T) {
 	require.NoError(t, os.WriteFile(token, []byte(g.RegistrationToken), 0o600))
 	m := serveConfig(t, dir, 2,
 		fmt.Sprintf("gitea: {name: one, url: %q, token-file: %s, runner: one}\n", proxy.URL, token))
-	r := g.Repo("kills", map[string]string{".gitea/workflows/ci.yml": ledgerWorkflow("ubuntu-latest", ledger)})
+	r := g.Repo("kills", ledgerWorkflows("ubuntu-latest", ledger))
 	random := rand.New(rand.NewPCG(54, uint64(kills))) // no secret
 	count, missed := map[string]int{}, map[string]int{}
 	k := &killed{}
@@ -162,7 +162,7 @@ func TestAManagerThatIsKilledLosesNoJobOfARealGitea(t *testing.T) {
 				jobs = 2
 			}
 			for range jobs {
-				r.Dispatch("ci.yml", map[string]string{"n": fmt.Sprint(n)})
+				r.Dispatch(ledgerFile("ubuntu-latest", n), map[string]string{"n": fmt.Sprint(n)})
 				n++
 			}
 			if phase >= runningPhase {
@@ -211,43 +211,74 @@ func requireReported(
 			continue
 		}
 		wanted[fmt.Sprintf("%d.one", i)], wanted[fmt.Sprintf("%d.two", i)] = 1, 1
-		conclusion, last := "success", "stepmux: the job has succeeded"
+		conclusion := "success"
 		if i%4 == 3 {
-			conclusion, last = "failure", `stepmux: the job failed: step "step_2"`
+			conclusion = "failure"
 		}
 		require.Equal(t, conclusion, job.Conclusion, "job %d: %q", i, r.Rows(job.ID))
-		require.Equal(t, []string{"success", "success", conclusion, conclusion}, r.Steps(job))
-		require.Equal(t, rowsOf(i, last), r.Rows(job.ID), "the log of job %d", i)
+		if !jobCalls(i) {
+			require.Equal(t, []string{"success", "success", conclusion, conclusion}, r.Steps(job))
+		}
+		require.Equal(t, rowsOf(i), r.Rows(job.ID), "the log of job %d", i)
 	}
 	require.Equal(t, wanted, times, "each command ran once")
 	require.Empty(t, finalCalls(calls), "tasks that were ended with two results")
 	return len(lost)
 }
 
-// ledgerWorkflow is a workflow whose job writes each step into a ledger, and the rows of rowsOf.
-func ledgerWorkflow(label, ledger string) string {
-	return `
-on: {workflow_dispatch: {inputs: {n: {type: string}}}}
-jobs:
-  a:
-    runs-on: ` + label + `
-    steps:
-    - run: |
-        echo ${{ inputs.n }}.one >>` + ledger + `
-        for i in $(seq 40); do echo "line $i of ${{ inputs.n }}"; sleep 0.05; done
-    - run: echo ${{ inputs.n }}.two >>` + ledger + `; seq 1200; exit $((${{ inputs.n }} % 4 / 3))
-`
+// jobCalls reports whether the n-th job of the tests here calls a workflow. Its two jobs do what the two steps of the
+// others do.
+func jobCalls(n int) bool { return n%3 == 1 }
+
+// ledgerFile is the file of the workflow of the n-th job.
+func ledgerFile(label string, n int) string {
+	if jobCalls(n) {
+		return label + "-calls.yml"
+	}
+	return label + ".yml"
 }
 
-// rowsOf are the rows of a job of ledgerWorkflow.
-func rowsOf(n int, last string) (all []string) {
+// ledgerWorkflows are the workflows of jobs that write each step into a ledger, and the rows of rowsOf.
+func ledgerWorkflows(label, ledger string) map[string]string {
+	const byHand = "\non: {workflow_dispatch: {inputs: {n: {type: string}}}}\njobs:\n"
+	one := `
+      - run: |
+          echo ${{ inputs.n }}.one >>` + ledger + `
+          for i in $(seq 40); do echo "line $i of ${{ inputs.n }}"; sleep 0.05; done`
+	two := `
+      - run: echo ${{ inputs.n }}.two >>` + ledger + `; seq 1200; exit $((${{ inputs.n }} % 4 / 3))`
+	return map[string]string{
+		".gitea/workflows/" + label + ".yml": byHand + "  a:\n    runs-on: " + label + "\n    steps:" + one + two,
+		".gitea/workflows/" + label + "-calls.yml": byHand + "  a:\n    runs-on: " + label +
+			"\n    uses: ./.gitea/workflows/" + label + "-called.yml\n    with: {n: '${{ inputs.n }}'}\n",
+		".gitea/workflows/" + label + "-called.yml": "on: {workflow_call: {inputs: {n: {type: string}}}}\njobs:\n" +
+			"  one:\n    runs-on: " + label + "\n    steps:" + one +
+			"\n  two:\n    needs: one\n    runs-on: " + label + "\n    steps:" + two,
+	}
+}
+
+// rowsOf are the rows of the n-th job.
+func rowsOf(n int) (all []string) {
+	if jobCalls(n) {
+		all = append(all, "stepmux: the job a / one")
+	}
 	for i := range 40 {
 		all = append(all, fmt.Sprintf("line %d of %d", i+1, n))
+	}
+	if jobCalls(n) {
+		all = append(all, "stepmux: the job a / two")
 	}
 	for i := range 1200 {
 		all = append(all, fmt.Sprint(i+1))
 	}
-	return append(all, last)
+	switch {
+	case n%4 < 3:
+		return append(all, "stepmux: the job has succeeded")
+	case jobCalls(n):
+		return append(all, `stepmux: the job failed: a / two: step "step_1"`)
+	default:
+		return append(all, `stepmux: the job failed: step "step_2"`)
+	}
 }
 
 // tasksOf returns how many tasks the server has handed out.
