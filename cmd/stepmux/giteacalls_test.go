@@ -12,8 +12,8 @@ import (
 	"github.com/stepmux/stepmux/internal/testing/giteatest"
 )
 
-// Jobs that call workflows of their repository and of another one, private one, by themselves and one in the other, and
-// a job that needs such a job. Gitea's own runner runs them, too.
+// Jobs that call workflows of their repository and of another one, one of them by another workflow, and a job that
+// needs such jobs. Gitea's own runner runs them, too.
 func TestCalledWorkflowsOfARealGitea(t *testing.T) {
 	g := giteatest.Real(t)
 	serveServers(t, 1, map[string]*giteatest.Gitea{"one": g})
@@ -27,13 +27,15 @@ jobs:
     runs-on: ubuntu-latest
     outputs: {f: "${{ steps.x.outputs.f }}"}
     steps:
-    - {id: x, run: 'echo "first ${{ inputs.word }} ${{ github.event_name }} [${{ secrets.WORD }}]"; echo f=1 >> $GITHUB_OUTPUT'}
+    - run: echo "first ${{ inputs.word }} ${{ github.event_name }} [${{ secrets.WORD }}]"
+    - {id: x, run: echo f=1 >> $GITHUB_OUTPUT}
   second:
     needs: first
     runs-on: ubuntu-latest
     outputs: {s: "${{ steps.x.outputs.s }}"}
     steps:
-    - {id: x, run: 'echo "second ${{ needs.first.outputs.f }}"; echo "s=2${{ needs.first.outputs.f }}" >> $GITHUB_OUTPUT'}
+    - run: echo "second ${{ needs.first.outputs.f }}"
+    - {id: x, run: 'echo "s=2${{ needs.first.outputs.f }}" >> $GITHUB_OUTPUT'}
 `
 	g.Repo("lib", map[string]string{".gitea/workflows/y.yml": called})
 	r := g.Repo("caller", map[string]string{".gitea/workflows/y.yml": called, ".github/workflows/z.yml": `
@@ -71,7 +73,8 @@ jobs:
 	require.Equal(t, logOf("here (two)", "two", "[MASKED]"), said["here (two)"])
 	require.Equal(t, logOf("labelled / inner", "far", ""), said["labelled"])
 	require.Equal(t, "success: after 21 success success|stepmux: the job has succeeded", said["after"])
-	require.True(t, strings.HasPrefix(said["gone"], "failure: stepmux: the job calls ann/lib/.gitea/workflows/none.yml@main: "+
-		"the server has no file .gitea/workflows/none.yml of ann/lib at "), said["gone"])
+	require.True(t, strings.HasPrefix(said["gone"],
+		"failure: stepmux: the job calls ann/lib/.gitea/workflows/none.yml@main: the server has no file "+
+			".gitea/workflows/none.yml of ann/lib at "), said["gone"])
 	require.False(t, slices.Contains(r.Steps(jobs["here (one)"]), "failure"))
 }

@@ -182,8 +182,8 @@ func TestAManagerThatIsKilledLosesNoJobOfARealGitea(t *testing.T) {
 	require.Len(t, count, min(kills, len(killPhases)), "each phase was reached: %v", slices.Sorted(maps.Keys(count)))
 }
 
-// requireReported waits for the end of n jobs of the tests here, and checks what the server and the ledger have of
-// them. It returns how many were lost at a kill.
+// requireReported waits for the end of n jobs of the tests here, and checks them at the server and in the ledger. It
+// returns how many were lost at a kill.
 func requireReported(
 	t *testing.T, r *giteatest.Repo, n int, ledger string, calls []giteatest.Call, kills []time.Time,
 ) int {
@@ -226,8 +226,8 @@ func requireReported(
 	return len(lost)
 }
 
-// jobCalls reports whether the n-th job of the tests here calls a workflow. Its two jobs do what the two steps of the
-// others do.
+// jobCalls reports whether the n-th job of the tests here calls a workflow. That has a job for each of the two steps of
+// other jobs.
 func jobCalls(n int) bool { return n%3 == 1 }
 
 // ledgerFile is the file of the workflow of the n-th job.

@@ -165,7 +165,7 @@ func (m *Manager) serveDoor(ctx context.Context, d door) {
 	defer cancel()
 	defer context.AfterFunc(m.takes, cancel)() //nolint:contextcheck // the manager's end
 	served := make(chan struct{})
-	if !m.spawn(func() { // a task that came at its end is kept, and nobody else has its tasks before
+	if !m.spawn(func() { // Shutdown waits: a task that comes at the end is kept, and reports end before the lease
 		defer close(served)
 		d.Serve(ctx)
 	}) {

@@ -12,7 +12,7 @@ import (
 	"github.com/stepmux/stepmux/instance/manager/state"
 )
 
-// doorTexts are what a door keeps: texts of this manager, and tasks, each of which one manager of a cluster has. It is
+// doorTexts are the texts that a door keeps: those of this manager, and tasks. One manager of a cluster has a task. It is
 // safe for concurrent use, but take is for one goroutine at a time.
 type doorTexts struct {
 	m *Manager
@@ -146,8 +146,8 @@ func (m *Manager) firstFor(pipeline string) string {
 	return m.fleet.ID()
 }
 
-// isOthers reports whether what a queue has handed out is for another manager first, and that one has it: it has begun
-// with it before the queue could hand it out.
+// isOthers reports whether a request or call is for another manager first, and that one has it: it has begun with it
+// before the queue could hand it out.
 func (m *Manager) isOthers(d *state.Delivery, id string) bool {
 	first := d.For()
 	if first == "" || first == m.fleet.ID() {

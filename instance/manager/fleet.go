@@ -79,8 +79,8 @@ type builds interface {
 
 // tasks is a fleet's answers about the tasks of servers, which one manager at a time reports.
 type tasks interface {
-	// Term waits until this manager may have tasks. What it returns ends with ctx, and when another manager may take them
-	// over. The caller calls stop.
+	// Term waits until this manager may have tasks. The context that it returns ends with ctx, and when another manager
+	// may take them over. The caller calls stop.
 	Term(ctx context.Context) (term context.Context, stop context.CancelFunc, err error)
 	// Free reports whether this manager may take over the tasks that a manager has.
 	Free(ctx context.Context, manager string) bool

@@ -2,8 +2,8 @@ package claims
 
 import "context"
 
-// term is a time in which this manager has a lease without a break. What another manager may have after it, such as a
-// task of a server, is this manager's only in that time.
+// term is a time in which this manager has a lease without a break. Tasks of servers are this manager's only in that
+// time: after it, another one may have them.
 type term struct {
 	begun chan struct{} // closed then
 	over  context.Context
@@ -55,7 +55,7 @@ func (c *Member) Term(ctx context.Context) (in context.Context, stop context.Can
 	}, nil
 }
 
-// Free reports whether this manager may take over, by compare-and-set, what a manager has: that one is this manager,
+// Free reports whether this manager may take over the tasks of a manager, by compare-and-set: that one is this manager,
 // or its lease has ended. As before its claims are taken, a mark is put in place of the lease.
 func (c *Member) Free(ctx context.Context, manager string) bool {
 	if manager == c.id {

@@ -118,8 +118,8 @@ func (t *report) keep(ctx context.Context) error {
 	return err
 }
 
-// fetch fetches a workflow: one of the repository of the task at its commit, or OWNER/NAME/PATH@REVISION. A RefusedError
-// says that there is none.
+// fetch fetches a workflow: one of the repository of the task at its commit, or OWNER/NAME/PATH@REVISION. A
+// RefusedError says that it is not there.
 func (t *report) fetch(ctx context.Context, f *calledFile) error {
 	repository, revision, token := t.task.text("repository"), t.task.text("sha"), t.task.text("token")
 	file, local := strings.CutPrefix(f.Reference, "./")
