@@ -12,8 +12,8 @@ import (
 	"github.com/stepmux/stepmux/instance/manager/state"
 )
 
-// doorTexts are the texts that a door keeps: those of this manager, and tasks. One manager of a cluster has a task. It is
-// safe for concurrent use, but take is for one goroutine at a time.
+// doorTexts are the texts that a door keeps: those of this manager, and tasks. One manager of a cluster has a task. It
+// is safe for concurrent use, but take is for one goroutine at a time.
 type doorTexts struct {
 	m *Manager
 
