@@ -178,3 +178,23 @@ func TestACopyOfADirectoryDoesNotJoinWhileTheOtherLives(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte("short"), 0o600))
 	require.ErrorContains(t, CheckID(dir), "is no ID of a manager")
 }
+
+// The term of a manager ends before another one may take its tasks over, and another begins with its next lease.
+func TestATermEndsWithTheLease(t *testing.T) {
+	t.Parallel()
+	s := openStore(t)
+	a, b := joined(t, s), joined(t, s)
+	term, stop, err := a.Term(t.Context())
+	require.NoError(t, err)
+	defer stop()
+	require.True(t, a.Free(t.Context(), a.ID()))
+	require.False(t, b.Free(t.Context(), a.ID()))
+	a.die()
+	a.Leave(t.Context())
+	require.Error(t, term.Err())
+	require.Eventually(t, func() bool { return b.Free(t.Context(), a.ID()) }, sshtest.Bound, 10*time.Millisecond)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, _, err = a.Term(ctx)
+	require.ErrorIs(t, err, context.Canceled, "there is no lease")
+}
