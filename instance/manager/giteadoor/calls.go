@@ -50,7 +50,7 @@ type toldBuild struct {
 func withoutRunsOn(text []byte) ([]byte, error) {
 	t, err := yamltree.Load("", text, maxRecord)
 	if err != nil || len(t.Docs) == 0 {
-		return text, nil // the manager tells the mistake
+		return text, err
 	}
 	r := &yamltree.Reader{Text: t, Rules: yamltree.Rules{MaxCost: 4 * maxRecord, Unquoted: true, Nulls: true}}
 	for _, key := range r.Mapping(t.Docs[0], "") {
@@ -88,10 +88,11 @@ func (t *report) fetchCalled(ctx context.Context, req *pb.SubmitPipelineRequest)
 			f := calledFile{Reference: reference}
 			var refused *jobdoor.RefusedError
 			t.repeat(ctx, "fetch a workflow that a job calls", func() error {
-				if err := t.fetch(ctx, &f); !errors.As(err, &refused) {
-					return err
+				err := t.fetch(ctx, &f)
+				if errors.As(err, &refused) {
+					err = nil
 				}
-				return nil
+				return err
 			})
 			if refused != nil {
 				return fmt.Errorf("the job calls %.160s: %w", reference, refused)
