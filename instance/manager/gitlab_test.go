@@ -178,7 +178,8 @@ func TestJobsOfGitLabEndAsTheyShould(t *testing.T) {
 	stepsID := fake.Add(steps)
 
 	got := g.ended(failed)
-	require.Equal(t, "failed script_failure 7", fmt.Sprint(got.Status, " ", got.Reason, " ", got.ExitCode), "%s", got.Trace)
+	require.Equal(t, "failed script_failure 7", fmt.Sprintf("%s %s %d", got.Status, got.Reason, got.ExitCode), "%s",
+		got.Trace)
 	require.Contains(t, string(got.Trace), "ERROR: Job failed: ")
 	got = g.ended(lateID)
 	require.Equal(t, "failed job_execution_timeout", got.Status+" "+got.Reason, "%s", got.Trace)

@@ -101,7 +101,8 @@ var allowed = map[string][]string{
 	},
 	"instance/manager/giteadoor": {
 		"instance/manager/jobdoor", "instance/manager/managerv1", "internal/boundedfile", "internal/pause",
-		"internal/servercall", "internal/sortedkeys", "internal/termtext", "internal/yamltree", "remote/api/stepmuxv1", "remote/step/mask",
+		"internal/servercall", "internal/sortedkeys", "internal/termtext", "internal/yamltree", "remote/api/stepmuxv1",
+		"remote/step/mask",
 	},
 	"instance/manager/gitlabdoor": {
 		"instance/manager/jobdoor", "instance/manager/managerv1", "internal/pause", "internal/servercall",
@@ -120,7 +121,7 @@ var allowed = map[string][]string{
 		"instance", "instance/batch", "instance/control", "instance/manager/jobdoor", "instance/manager/gitlabdoor",
 		"instance/manager/managerv1", "connector", "connector/buildlog",
 		"connector/place/**", "connector/files", "instance/manager/access",
-		"instance/manager/archive", "instance/manager/claims", "instance/manager/command", "instance/manager/giteadoor", "instance/manager/gitlabdoor",
+		"instance/manager/archive", "instance/manager/claims", "instance/manager/command", "instance/manager/giteadoor",
 		"instance/manager/natscall", "instance/manager/seal", "instance/manager/sshdoor", "instance/manager/state",
 		"internal/actionservices", "internal/contents", "internal/wire", "internal/pause", "internal/rmtree",
 		"internal/labels", "remote/step/lang", // for warnings about the scripts of jobs

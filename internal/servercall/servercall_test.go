@@ -80,7 +80,8 @@ func TestACallReadsTheWholeAnswer(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, http.StatusTemporaryRedirect, got.Status)
 	for path, text := range map[string]string{
-		"/large": "the answer is too large: more than 1 MiB", "/header": "header", "/broken": "read the answer: unexpected EOF",
+		"/large": "the answer is too large: more than 1 MiB", "/header": "header",
+		"/broken": "read the answer: unexpected EOF",
 	} {
 		_, err = do(path)
 		require.ErrorContains(t, err, text)

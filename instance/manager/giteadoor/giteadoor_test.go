@@ -313,7 +313,8 @@ func TestAWebhookWakesTheDoor(t *testing.T) {
 // testHost is a host with no slot.
 func testHost() jobdoor.Host {
 	return jobdoor.Host{
-		Logger: slog.New(slog.DiscardHandler), Labels: func() []map[string]string { return []map[string]string{{"gpu": "true", "zone": "b"}} },
+		Logger: slog.New(slog.DiscardHandler),
+		Labels: func() []map[string]string { return []map[string]string{{"gpu": "true", "zone": "b"}} },
 		Reserve: func(ctx context.Context) (jobdoor.Room, error) {
 			<-ctx.Done()
 			return nil, context.Cause(ctx)

@@ -93,7 +93,7 @@ func (d *Door) Serve(ctx context.Context) {
 
 const kindRunner = "runner"
 
-// features are what jobs may need. Each is there.
+// supported are the features that jobs may need. Each is there.
 func supported() map[string]bool {
 	all := map[string]bool{}
 	for _, name := range strings.Fields(`variables artifacts upload_multiple_artifacts upload_raw_artifacts

@@ -21,7 +21,8 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// payload is what the server says of a job: the answer to POST jobs/request of its API, version 4, as far as it is used.
+// payload is the description of a job by the server, the answer to POST jobs/request of its API, version 4, as far as
+// it is used.
 type payload struct {
 	ID    int64  `json:"id"`
 	Token string `json:"token"`
@@ -116,7 +117,8 @@ type dependency struct {
 	} `json:"artifacts_file"`
 }
 
-// jobName is that of the only job of a pipeline. What GitLab calls it is in the name of the pipeline, and in CI_JOB_NAME.
+// jobName is that of the only job of a pipeline. What GitLab calls it is in the name of the pipeline, and in
+// CI_JOB_NAME.
 const jobName = "job"
 
 const (
@@ -141,11 +143,11 @@ type step struct {
 	When   string         `json:"when,omitempty"`
 }
 
-// pipeline returns the request for a pipeline of one job, at a server with a name and a URL. An error is about the job:
-// it cannot run, and the text says why.
+// pipeline returns the request for a pipeline of one job, at a server with a name and a URL. An error is about the
+// job: it cannot run, and the text says why.
 //
-// The text of the pipeline is a .gitlab-ci.yml, in JSON. The manager brings its caches, and its containers. Sources come
-// by the step git/clone, artifacts of other jobs by artifacts/download, and its own ones go by artifacts/upload.
+// The text of the pipeline is a .gitlab-ci.yml, in JSON. The manager brings its caches, and its containers. Sources
+// come by the step git/clone, artifacts of other jobs by artifacts/download, and its own ones go by artifacts/upload.
 func (p *payload) pipeline(server, address string) (*pb.SubmitPipelineRequest, error) {
 	if len(p.Secrets) > 0 {
 		return nil, errors.New("the job has secrets of a vault, which are not fetched here: give them as masked variables")
@@ -428,7 +430,8 @@ func (p *payload) uploads(vars *variables, address string) (all []step) {
 			inputs["untracked"] = true
 		}
 		for key, value := range map[string]string{
-			"name": path.Base("/" + vars.expand(a.Name)), "expire_in": vars.expand(a.ExpireIn), "format": a.Format, "type": a.Type,
+			"name": path.Base("/" + vars.expand(a.Name)), "expire_in": vars.expand(a.ExpireIn), "format": a.Format,
+			"type": a.Type,
 		} {
 			if value != "" && value != "/" {
 				inputs[key] = lang.Escape(value)

@@ -195,7 +195,7 @@ func (t *task) watch(ctx context.Context, id string) {
 	}
 }
 
-// whyOf returns why a pipeline has no build, or none that is kept.
+// whyOf returns why a pipeline has no build that is kept.
 func whyOf(p *pb.Pipeline) string {
 	if p.GetError() != "" {
 		return p.GetError()

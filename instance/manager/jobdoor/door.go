@@ -26,7 +26,7 @@ const (
 	maxErrorText = 300
 )
 
-// Config says what a Door is for.
+// Config describes a Door.
 type Config struct {
 	// Kind and Name name the server in keys of the state; Name is 1 to 32 of a-z 0-9 -.
 	Kind, Name string
@@ -143,8 +143,8 @@ func (d *Door) TaskKey(number int64) string {
 	return d.Key(kindTask) + "." + strconv.FormatInt(number, 10)
 }
 
-// Reserve waits until the limit lets one more job run, and for a slot. Without one it tells why, and returns nil after a
-// pause, or when ctx ends.
+// Reserve waits until the limit lets one more job run, and for a slot. Without one it tells why, and returns nil after
+// a pause, or when ctx ends.
 func (d *Door) Reserve(ctx context.Context) Room {
 	for d.cfg.Limit > 0 && d.Standing().Jobs >= int64(d.cfg.Limit) {
 		select {

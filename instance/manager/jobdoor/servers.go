@@ -97,7 +97,7 @@ func NameOf(server string) string {
 // maxToken bounds the file of a token, in bytes.
 const maxToken = 4 << 10
 
-// ReadToken reads a file with a token. what describes the token.
+// ReadToken reads a file with a token. An error about an empty file describes the token.
 func ReadToken(name, what string) (string, error) {
 	file, err := os.Open(name)
 	if err != nil {

@@ -55,8 +55,8 @@ func (s *Store) Tasks(ctx context.Context, key string) (map[string]uint64, error
 }
 
 // TakeTask makes a task that of a manager, and returns it, with its revision then. The task is nil if it has another
-// revision by now, or if free says that the manager that has it keeps it: a manager that comes back changes the revision
-// before it goes on. A manager alone has no ID, and writes nothing.
+// revision by now, or if free says that the manager that has it keeps it: a manager that comes back changes the
+// revision before it goes on. A manager alone has no ID, and writes nothing.
 func (s *Store) TakeTask(
 	ctx context.Context, key string, revision uint64, manager string, free func(of string) bool,
 ) (task []byte, now uint64, err error) {
