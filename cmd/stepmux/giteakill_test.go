@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -33,6 +34,7 @@ type about struct {
 		ID      string         `json:"id"`
 		Context map[string]any `json:"context"`
 	} `json:"task"`
+	after bool // the server has given a task before: that is kept when it is asked again
 }
 
 // killPhases are the phases of a task in which the manager is killed, by the call that shows them: before the server
@@ -44,8 +46,7 @@ var killPhases = []struct {
 }{
 	{"before it asks", false, func(method string, _, _ about) bool { return method == "FetchTask" }},
 	{"asked", true, func(method string, _, out about) bool { return method == "FetchTask" && out.Task.ID != "" }},
-	{"written", false, func(method string, in, _ about) bool { return asksForLog(method, in) }},
-	{"written, answered", true, func(method string, in, _ about) bool { return asksForLog(method, in) }},
+	{"written", false, func(method string, in, _ about) bool { return method == "FetchTask" && in.after }},
 	{"submitted", false, func(method string, in, _ about) bool { return method == "UpdateTask" && !isFinal(in) }},
 	{"running", false, func(method string, in, _ about) bool { return len(in.Rows) > 0 && !in.NoMore }},
 	{"running, answered", true, func(method string, in, _ about) bool { return len(in.Rows) > 0 && !in.NoMore }},
@@ -57,12 +58,7 @@ var killPhases = []struct {
 }
 
 // runningPhase is the first phase that comes when all waiting jobs were taken.
-const runningPhase = 5
-
-// asksForLog reports whether a call asks how much of the log the server has: the first about a task that was kept.
-func asksForLog(method string, in about) bool {
-	return method == "UpdateLog" && len(in.Rows) == 0 && !in.NoMore
-}
+const runningPhase = 4
 
 func isFinal(in about) bool { return in.State.Result != "" && in.State.Result != "RESULT_UNSPECIFIED" }
 
@@ -102,8 +98,13 @@ func (k *killed) at(
 		}
 		hit, dead := make(chan struct{}), make(chan struct{})
 		var once sync.Once
+		var gave atomic.Bool
 		proxy.Intercept(func(c giteatest.Call, answered bool) (drop bool) {
-			if in, out := parsed(c); answered != killPhases[phase].answered || !is(c.Method, in, out) {
+			in, out := parsed(c)
+			if in.after = gave.Load(); answered && c.Method == "FetchTask" && out.Task.ID != "" {
+				gave.Store(true)
+			}
+			if answered != killPhases[phase].answered || !is(c.Method, in, out) {
 				return false
 			}
 			once.Do(func() {
