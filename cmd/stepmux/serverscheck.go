@@ -132,15 +132,19 @@ func (f *serverCheckFlags) servers(names []string) ([]checkedServer, error) {
 	var all []checkedServer
 	if f.kind == "gitea" {
 		for _, c := range f.doors.gitea.Servers {
-			all = append(all, checkedServer{c.Name, c.URL, c.Relayed,
+			all = append(all, checkedServer{
+				c.Name, c.URL, c.Relayed,
 				func(ctx context.Context, vms []map[string]string) doctor.Report {
 					return doctor.ExamineGitea(ctx, c, vms)
-				}})
+				},
+			})
 		}
 	} else {
 		for _, c := range f.doors.gitlab.Servers {
-			all = append(all, checkedServer{c.Name, c.URL, false,
-				func(ctx context.Context, _ []map[string]string) doctor.Report { return doctor.ExamineGitLab(ctx, c) }})
+			all = append(all, checkedServer{
+				c.Name, c.URL, false,
+				func(ctx context.Context, _ []map[string]string) doctor.Report { return doctor.ExamineGitLab(ctx, c) },
+			})
 		}
 	}
 	if len(all) == 0 {

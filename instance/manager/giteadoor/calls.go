@@ -101,10 +101,10 @@ func (t *report) fetchCalled(ctx context.Context, req *pb.SubmitPipelineRequest)
 			f.addTo(req)
 		}
 	}
-	if len(t.record.Files) == before || ctx.Err() != nil {
-		return nil
+	if len(t.record.Files) > before && ctx.Err() == nil {
+		return t.keep(ctx)
 	}
-	return t.keep(ctx)
+	return nil
 }
 
 // keep keeps the record of the task as it is now.

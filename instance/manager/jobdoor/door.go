@@ -16,8 +16,10 @@ import (
 )
 
 const (
-	// FirstBackoff and LastBackoff are the pauses after errors of a server.
-	FirstBackoff, LastBackoff = time.Second, 30 * time.Second
+	// FirstBackoff is the pause after an error of a server. It doubles up to LastBackoff.
+	FirstBackoff = time.Second
+	// LastBackoff is the longest pause after errors of a server.
+	LastBackoff = 30 * time.Second
 	// endGrace is how long a question to the server may still be answered, and the answer be kept, at the end of a door.
 	endGrace = 10 * time.Second
 	// slotPause is the pause after a slot could not be reserved.

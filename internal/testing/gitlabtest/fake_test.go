@@ -243,7 +243,7 @@ func TestFaults(t *testing.T) {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://x/api/v4/jobs/request",
 			strings.NewReader(fmt.Sprintf(`{"token":%q}`, RunnerToken)))
 		require.NoError(t, err)
-		_, err = c.http.Do(req)
+		_, err = c.http.Do(req) //nolint:bodyclose // there is no answer
 		require.Error(t, err)
 		require.Equal(t, Running, c.fake.Job(1).Status, "the answer is lost")
 	})
