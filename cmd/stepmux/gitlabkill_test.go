@@ -98,12 +98,13 @@ func (g *gitLabGate) pause(answered bool, r *http.Request, body []byte, answer *
 	}
 }
 
-// A manager is killed in each phase of a job: each job ends once with the right result, each line of its trace is there
-// once and in order, and its commands ran once. On a server that waits for acknowledgements no job is lost. Without them
-// the answer that is lost between the server and the disk is, and it is counted. STEPMUX_GITLAB_KILLS is how often the
-// manager is killed.
+// A manager is killed in each phase of a job: each job ends once with the right result, each line of its trace is
+// there once and in order, and its commands ran once. On a server that waits for acknowledgements no job is lost.
+// Without them the answer that is lost between the server and the disk is, and it is counted. STEPMUX_GITLAB_KILLS is
+// how often the manager is killed.
 //
-//stepmux:faults users | A manager dies in any phase of a job of GitLab: no command runs twice, no line is lost or doubled
+//stepmux:faults users | A manager dies in any phase of a job of GitLab: no command runs twice, no line is lost or
+//stepmux:more doubled
 //stepmux:with instance/manager.TestAJobOfGitLabOutlivesItsManager
 func TestAManagerThatIsKilledLosesNoJobOfGitLab(t *testing.T) {
 	t.Parallel()
