@@ -343,13 +343,12 @@ func TestServeThatWasTouchedByItsBuildIsNotGivenAnotherOne(t *testing.T) {
 			run(t, b)
 			_, err := b.client.Run(t.Context(), &pb.RunRequest{Id: "2", Job: &pb.Job{Script: "sleep 1000"}})
 			require.NoError(t, err)
-			all, err := proc.List()
-			require.NoError(t, err)
-			for _, p := range all {
-				if p.Parent == b.cmd.Process.Pid {
-					require.NoError(t, unix.Kill(p.PID, unix.SIGKILL))
-				}
-			}
+			remotetest.Eventually(t, func() bool { // it may not have started yet
+				all, err := proc.List()
+				require.NoError(t, err)
+				i := slices.IndexFunc(all, func(p proc.Info) bool { return p.Parent == b.cmd.Process.Pid })
+				return i >= 0 && unix.Kill(all[i].PID, unix.SIGKILL) == nil
+			}, "killed")
 			finalState(t, b.client, "2")
 		},
 		"a limit": func(t *testing.T, b *turn) {

@@ -171,8 +171,7 @@ func TestTheClientsOfActionsWorkWithAManager(t *testing.T) {
 		return f.sent.Load() - before
 	}
 	require.Less(t, sent(), int64(100_000), "the VM on which they were saved")
-	own, err := os.UserCacheDir()
-	require.NoError(t, err)
+	own, _ := m.wait(m.submit(`printf %s "${XDG_CACHE_HOME:-$HOME/.cache}"`), 0) // that of the login on the VM
 	files, err := os.ReadDir(filepath.Join(f.dir, "projects"))
 	require.NoError(t, err)
 	for _, file := range files { // as on another VM
