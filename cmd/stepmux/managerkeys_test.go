@@ -32,7 +32,10 @@ var validValues = map[string]string{
 }
 
 // mappings are valid values of the keys that are no texts.
-var mappings = map[string]string{"gitea": "[{url: 'https://gitea.example.com', token-file: t}]"}
+var mappings = map[string]string{
+	"gitea":  "[{url: 'https://gitea.example.com', token-file: t}]",
+	"gitlab": "[{url: 'https://gitlab.example.com', token-file: t}]",
+}
 
 func TestEachFlagOfAManagerIsAKeyOfItsFile(t *testing.T) {
 	properties, ok := flagfile.Schema(newManagerCommand().Flags(), "")["properties"].(map[string]any)
