@@ -237,6 +237,19 @@ jobs:
 	require.Equal(t, map[string]int{"a": 1, "b": 2, "c": 1, "d-7-cancelled": 1, "d-7-success": 1}, times())
 }
 
+// A retry that came between the end of a pipeline and the end of all that carried it out was taken for one that this had
+// seen: the pipeline stayed queued until a manager started again.
+func TestARetryRightAfterTheEndRuns(t *testing.T) {
+	t.Parallel()
+	m := withPipelines(newFleet(t)).start(t)
+	id := m.submitPipeline(pipelineOf(t, "a: {script: ['false']}\n"))
+	m.restOf(id)
+	for range 20 {
+		m.retryPipeline(id)
+		m.restOf(id)
+	}
+}
+
 // A newer pipeline of another commit ends an older one of its branch, as auto_cancel of the older one and interruptible
 // say, also if the manager ends meanwhile.
 func TestANewerPipelineEndsAnOlderOne(t *testing.T) {

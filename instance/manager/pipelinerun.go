@@ -57,6 +57,8 @@ type PipelineRun struct {
 	// These end when the record says so, and with life: Canceled, Killed and Redundant.
 	canceled, killed, redundant ending
 
+	again bool // another call has come; the manager's mu guards it
+
 	mu     sync.Mutex // guards the following
 	rec    *state.Pipeline
 	msg    *state.Delivery         // nil before the queue has handed the call out
@@ -140,6 +142,9 @@ func (m *Manager) acceptCall(d *state.Delivery) error {
 func (m *Manager) takeCall(id string, call uint64, d *state.Delivery) error {
 	m.mu.Lock()
 	p := m.carried[id]
+	if p != nil && p.call != call {
+		p.again = true
+	}
 	m.mu.Unlock()
 	if p != nil && p.call == call { // it came again
 		p.mu.Lock()
@@ -237,7 +242,25 @@ func (m *Manager) carry(p *PipelineRun, first bool) {
 	watching.Wait()
 	m.mu.Lock()
 	delete(m.carried, p.id)
+	again := p.again
 	m.mu.Unlock()
+	if again {
+		if err := m.callQueued(p.id); err != nil && m.takes.Err() == nil {
+			m.cfg.Logger.Error("cannot call for a pipeline again", "pipeline", p.id, "error", err)
+		}
+	}
+}
+
+// callQueued calls for a pipeline again that was queued when it was no longer carried out, but had not left yet: the
+// call of that time was taken for one about a change that is seen.
+func (m *Manager) callQueued(id string) error {
+	return m.store.Persist(m.takes, func(ctx context.Context) error {
+		rec, err := m.store.Pipeline(ctx, id)
+		if err == nil && rec != nil && rec.Phase == state.PipelineQueued {
+			_, err = m.store.Call(ctx, id, "")
+		}
+		return err
+	})
 }
 
 // carryOnce carries the pipeline out, from the records of its builds. first says that there are none.
