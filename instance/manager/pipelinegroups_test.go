@@ -237,8 +237,8 @@ jobs:
 	require.Equal(t, map[string]int{"a": 1, "b": 2, "c": 1, "d-7-cancelled": 1, "d-7-success": 1}, times())
 }
 
-// A retry that came between the end of a pipeline and the end of all that carried it out was taken for one that this had
-// seen: the pipeline stayed queued until a manager started again.
+// A retry that came between the end of a pipeline and the end of all that carried it out was taken for one that this
+// had seen: the pipeline stayed queued until a manager started again.
 func TestARetryRightAfterTheEndRuns(t *testing.T) {
 	t.Parallel()
 	m := withPipelines(newFleet(t)).start(t)

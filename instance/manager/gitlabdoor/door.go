@@ -185,9 +185,9 @@ func (d *Door) Take(life, term context.Context) {
 // errRecalled ends a question for whose slot another one waits.
 var errRecalled = errors.New("another one waits for the slot")
 
-// ask asks for a job. Only a server that waits for an acknowledgement may hold the question. It ends with the term, and
-// when somebody else waits for the slot: a job whose answer is then lost goes to another runner. Other servers answer at
-// once, and what they give at the end of the term is taken.
+// ask asks for a job. Only a server that waits for an acknowledgement may hold the question. It ends with the term,
+// and when somebody else waits for the slot: a job whose answer is then lost goes to another runner. Other servers
+// answer at once, and what they give at the end of the term is taken.
 func (d *Door) ask(term context.Context, client *Client, room jobdoor.Room, last string) (*Job, string, error) {
 	if !d.acknowledges.Load() {
 		asking, stop := jobdoor.Beyond(term)
