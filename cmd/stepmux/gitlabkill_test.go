@@ -154,12 +154,14 @@ func killGitLab(t *testing.T, acknowledges bool, kills int) {
 		hit, dead := gate.hit, gate.dead
 		gate.mu.Unlock()
 		ids = append(ids, fake.Add(countedJob(server.URL, ledger, i)))
+		timer := time.NewTimer(bound)
 		select {
 		case <-hit:
 			count[p.name]++
-		case <-time.After(bound):
+		case <-timer.C:
 			require.Fail(t, "the phase did not come", "%s", p.name)
 		}
+		timer.Stop()
 		killed = append(killed, time.Now())
 		m.kill()
 		close(dead)
