@@ -73,7 +73,8 @@ func ExamineGitea(ctx context.Context, cfg giteadoor.Config, vms []map[string]st
 func (r *Report) serverURL(text string) bool {
 	u, err := url.Parse(text)
 	if err != nil || u.Host == "" {
-		r.add(failure(checkURL, fmt.Sprintf("%.160q is no URL of a server", text), "write it as https://gitea.example.com"))
+		r.add(failure(checkURL, fmt.Sprintf("%.160q is no URL of a server", text),
+			"write the one that people open in a browser, as https://HOST"))
 		return false
 	}
 	if u.User != nil || u.RawQuery != "" || u.Fragment != "" {

@@ -31,7 +31,7 @@ type gitLab struct {
 	close func() // ends the door, before the manager
 }
 
-// serveGitLab starts a fake server.
+// serveFake starts a fake server.
 func serveFake(t *testing.T, cfg gitlabtest.Config) (fake *gitlabtest.Fake, url string) {
 	t.Helper()
 	if cfg.Interval == 0 {

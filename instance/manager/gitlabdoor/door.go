@@ -218,7 +218,7 @@ func (d *Door) ask(term context.Context, client *Client, room jobdoor.Room, last
 // begin keeps a job and starts its report. room is released in any case.
 func (d *Door) begin(life, term context.Context, job *Job, room jobdoor.Room) {
 	r := &record{Job: job, Answer: job.Answer}
-	d.Begin(life, term, job.ID, r.encode, room, newTask(d, r, false).run)
+	d.Begin(life, term, job.ID, r.encode, room, newTask(d, r).run)
 }
 
 // Resume implements jobdoor.Server.
@@ -230,5 +230,5 @@ func (d *Door) Resume(_ string, text []byte) (jobdoor.Report, error) {
 	if r.Job == nil || r.Job.ID <= 0 {
 		return nil, errors.New("it has no job")
 	}
-	return newTask(d, r, true).run, nil
+	return newTask(d, r).run, nil
 }

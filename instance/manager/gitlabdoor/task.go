@@ -42,10 +42,9 @@ func (r *record) encode() ([]byte, error) {
 
 // task runs a job and reports it: run's goroutine makes the calls, and another one watches the pipeline.
 type task struct {
-	d       *Door
-	record  *record
-	resumed bool // a door before has taken it
-	logger  *slog.Logger
+	d      *Door
+	record *record
+	logger *slog.Logger
 
 	mu      sync.Mutex    // guards the following
 	changed chan struct{} // closed at the next change
@@ -56,10 +55,8 @@ type task struct {
 	final   Update
 }
 
-func newTask(d *Door, r *record, resumed bool) *task {
-	return &task{
-		d: d, record: r, resumed: resumed, logger: d.Host().Logger.With("job", r.Job.ID), changed: make(chan struct{}),
-	}
+func newTask(d *Door, r *record) *task {
+	return &task{d: d, record: r, logger: d.Host().Logger.With("job", r.Job.ID), changed: make(chan struct{})}
 }
 
 // key is that of the pipeline of the job.
@@ -117,11 +114,14 @@ func (t *task) run(ctx context.Context, room jobdoor.Room) {
 // learn finds out whether the server waits until a job is acknowledged: it then takes the state pending.
 func (t *task) learn(ctx context.Context) (err error) {
 	t.d.Repeat(ctx, "acknowledge a job", func() error {
-		_, err := t.d.client.Update(ctx, t.record.Job, Update{State: Pending})
-		if err == nil || StatusOf(err) == http.StatusBadRequest {
-			t.d.acknowledges.Store(err == nil)
+		reply, err := t.d.client.Update(ctx, t.record.Job, Update{State: Pending})
+		switch {
+		case StatusOf(err) == http.StatusBadRequest:
 			t.d.learned.Store(true)
 			return nil
+		case err == nil && reply.Verdict != Ended: // a job that has ended says nothing about the server
+			t.d.acknowledges.Store(true)
+			t.d.learned.Store(true)
 		}
 		return err
 	})

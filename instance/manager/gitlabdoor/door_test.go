@@ -1,0 +1,40 @@
+package gitlabdoor
+
+import (
+	"context"
+	"log/slog"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/instance/manager/jobdoor"
+	"github.com/stepmux/stepmux/internal/testing/gitlabtest"
+)
+
+// The server refuses every report about a job that it does not know. That was taken for a server that waits for
+// acknowledgements: its questions could then be given up, and jobs be lost.
+func TestAJobThatHasEndedSaysNothingAboutTheServer(t *testing.T) {
+	t.Parallel()
+	for _, acknowledges := range []bool{false, true} {
+		fake := gitlabtest.New(gitlabtest.Config{Acknowledges: acknowledges})
+		server := httptest.NewServer(fake)
+		d, err := NewDoor(DoorConfig{Name: "lab", URL: server.URL}, jobdoor.Host{Logger: slog.New(slog.DiscardHandler)})
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		learn := func(job *Job) { require.NoError(t, newTask(d, &record{Job: job}).learn(ctx)) }
+		learn(&Job{ID: 99, Token: "of-no-job"})
+		require.False(t, d.learned.Load())
+		fake.Add(gitlabtest.Script("true"))
+		client := d.client.As(gitlabtest.RunnerToken, "r_0123456789ab")
+		job, _, err := client.Request(ctx, "")
+		require.NoError(t, err)
+		learn(job)
+		require.True(t, d.learned.Load())
+		require.Equal(t, acknowledges, d.acknowledges.Load())
+		cancel()
+		d.client.Close()
+		fake.Close()
+		server.Close()
+	}
+}
