@@ -130,6 +130,12 @@ func (m *Manager) doorHost(party string) jobdoor.Host {
 			}
 			return &room{Reservation: r, of: &m.rooms}, nil
 		},
+		TryReserve: func() jobdoor.Room {
+			if r := m.cfg.Group.TryReserve(party); r != nil {
+				return &room{Reservation: r, of: &m.rooms}
+			}
+			return nil
+		},
 		Submit: m.submitTask,
 		Missing: func(req *pb.SubmitPipelineRequest) []string {
 			if m.cfg.Pipelines == nil { // Submit tells it

@@ -265,10 +265,10 @@ func (t *Task) text(name string) string {
 	}
 }
 
-// Fetch asks for tasks; the answer may be empty. version is that of the last answer; 0 makes the server look in any
-// case. One goroutine calls it at a time. After a call whose answer is lost, a Forgejo gives the same tasks again, by
-// the key of the question; Gitea knows no key.
-func (c *Client) Fetch(ctx context.Context, version int64) (tasks []*Task, now int64, err error) {
+// Fetch asks for so many tasks; the answer may be empty, and Gitea gives at most one. version is that of the last
+// answer; 0 makes the server look in any case. One goroutine calls it at a time. After a call whose answer is lost, a
+// Forgejo gives the same tasks again, by the key of the question; Gitea knows no key.
+func (c *Client) Fetch(ctx context.Context, version int64, count int) (tasks []*Task, now int64, err error) {
 	var out struct {
 		TasksVersion    int64   `json:"tasksVersion,string"`
 		Task            *Task   `json:"task"`
@@ -276,7 +276,11 @@ func (c *Client) Fetch(ctx context.Context, version int64) (tasks []*Task, now i
 	}
 	in := struct {
 		TasksVersion int64 `json:"tasksVersion,string"`
-	}{version}
+		TaskCapacity int   `json:"taskCapacity,omitempty"` // Forgejo's
+	}{TasksVersion: version}
+	if count > 1 {
+		in.TaskCapacity = count
+	}
 	err = c.call(ctx, fetchTimeout, service+"FetchTask", in, &out, "X-Runner-Request-Key", c.ask)
 	if err != nil {
 		return nil, 0, err

@@ -40,15 +40,15 @@ func converse(t *testing.T, s spoken) []giteatest.Call {
 	require.Error(t, err)
 	runner, err := c.Register(ctx, "runner", s.token, "1.0", labels, false)
 	require.NoError(t, err)
-	_, _, err = c.As(Registration{UUID: runner.UUID, Token: "a wrong token"}).Fetch(ctx, 0)
+	_, _, err = c.As(Registration{UUID: runner.UUID, Token: "a wrong token"}).Fetch(ctx, 0, 1)
 	require.True(t, isCode(err, codeUnauthenticated), err)
-	_, _, err = c.As(Registration{UUID: "another", Token: runner.Token}).Fetch(ctx, 0)
+	_, _, err = c.As(Registration{UUID: "another", Token: runner.Token}).Fetch(ctx, 0, 1)
 	require.True(t, isCode(err, codeUnauthenticated), err)
 	c = c.As(runner)
 	require.NoError(t, c.Declare(ctx, "1.0", labels))
-	_, version, err := c.Fetch(ctx, 0)
+	_, version, err := c.Fetch(ctx, 0, 1)
 	require.NoError(t, err)
-	_, _, err = c.Fetch(ctx, version) // it does not look
+	_, _, err = c.Fetch(ctx, version, 1) // it does not look
 	require.NoError(t, err)
 	s.add()
 	task := awaitTask(t, c)
@@ -87,7 +87,7 @@ func converse(t *testing.T, s spoken) []giteatest.Call {
 	other, err := NewClient(proxy.URL).Register(ctx, "other", s.token, "1.0", []string{"gpu"}, false)
 	require.NoError(t, err)
 	s.add()
-	_, _, err = c.As(other).Fetch(ctx, 0) // none of its labels
+	_, _, err = c.As(other).Fetch(ctx, 0, 1) // none of its labels
 	require.NoError(t, err)
 	task = awaitTask(t, c)
 	_, err = c.As(other).UpdateTask(ctx, &State{ID: task, Result: resultNone}, nil)
@@ -103,7 +103,7 @@ func converse(t *testing.T, s spoken) []giteatest.Call {
 func awaitTask(t *testing.T, c *Client) (id int64) {
 	t.Helper()
 	require.Eventually(t, func() bool {
-		tasks, _, err := c.Fetch(t.Context(), 0)
+		tasks, _, err := c.Fetch(t.Context(), 0, 1)
 		require.NoError(t, err)
 		if len(tasks) > 0 {
 			id = tasks[0].ID

@@ -1,6 +1,7 @@
 package giteadoor
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -9,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/stepmux/stepmux/instance/manager/jobdoor"
@@ -104,7 +106,10 @@ type Door struct {
 	cfg    Config
 	client *Client // not registered
 
-	declared []string // labels; Serve's goroutine has it
+	// Serve's goroutine has the following.
+	declared []string  // labels
+	askers   []*Client // each asks one question at a time
+	single   bool      // the server gives one task in an answer
 }
 
 // New returns a Door. The caller calls Serve.
@@ -124,14 +129,14 @@ func (d *Door) Serve(ctx context.Context) {
 
 // Take implements jobdoor.Server.
 func (d *Door) Take(life, term context.Context) {
-	runner, room := d.enter(term)
-	if term.Err() == nil {
-		d.Works()
-		if left := d.take(life, term, runner, room); left.Ephemeral {
-			d.leave(life, left)
-		}
-	} else if room != nil {
-		room.Release()
+	runner, rooms := d.enter(term)
+	if term.Err() != nil {
+		jobdoor.Release(rooms)
+		return
+	}
+	d.Works()
+	if left := d.take(life, term, runner, rooms); left.Ephemeral {
+		d.leave(life, left)
 	}
 }
 
@@ -200,17 +205,21 @@ func (d *Door) register(ctx context.Context) (runner Registration, err error) {
 	return runner, err
 }
 
-// take takes tasks, each with a slot, until ctx, which is the term, ends, the server does not know the runner any more,
-// or its labels change. An ephemeral runner takes one. room is a slot for the first task; nil: it waits for one. It
-// returns the runner if it can still get a task.
-func (d *Door) take(life, ctx context.Context, runner Registration, room jobdoor.Room) (left Registration) {
-	client := d.client.As(runner)
+// take takes tasks, each with a slot, until ctx, which is the term, ends, the server does not know the runner any
+// more, or its labels change. An ephemeral runner takes one. rooms are slots for the first tasks; without, it waits
+// for one. It returns the runner if it can still get a task.
+func (d *Door) take(life, ctx context.Context, runner Registration, rooms []jobdoor.Room) (left Registration) {
+	d.askers, d.single = nil, false
+	for range maxQuestions {
+		d.askers = append(d.askers, d.client.As(runner))
+	}
 	var version int64 // 0: the server looks for a task
+	full := 0         // so many times in a row, each slot has got a task: there may be many
 	looked := time.Now()
 	for wait := jobdoor.FirstBackoff; ctx.Err() == nil; {
 		waited := time.Now()
-		if room == nil {
-			if room = d.Reserve(ctx); room == nil {
+		if len(rooms) == 0 {
+			if rooms = d.Reserve(ctx, min(max(full, 1), maxQuestions)); len(rooms) == 0 {
 				continue
 			}
 		}
@@ -220,47 +229,95 @@ func (d *Door) take(life, ctx context.Context, runner Registration, room jobdoor
 		if version == 0 {
 			looked = time.Now()
 			if !slices.Equal(d.labels(), d.declared) { // the inventory has changed
-				room.Release()
+				jobdoor.Release(rooms)
 				return runner
 			}
 		}
-		asking, stop := jobdoor.Beyond(ctx) // a task whose answer is given up is lost
-		tasks, now, err := client.Fetch(asking, version)
-		stop()
+		single := d.single
+		got := d.ask(life, ctx, runner, version, rooms)
+		full++
+		if got.tasks < len(rooms) && single == d.single {
+			full = 0
+		}
+		rooms = nil
 		switch {
-		case err != nil:
-			room.Release()
-			room, version = nil, 0
-			if isCode(err, codeUnauthenticated) || runner.Ephemeral && mayBeLost(err) {
+		case got.err != nil:
+			version = 0
+			if isCode(got.err, codeUnauthenticated) || runner.Ephemeral && mayBeLost(got.err) {
 				return Registration{}
 			}
-			d.Fails(ctx, "ask for a task", err)
+			d.Fails(ctx, "ask for a task", got.err)
 			_ = pause.For(ctx, jobdoor.Jittered(wait))
 			wait = min(2*wait, jobdoor.LastBackoff)
 			continue
-		case len(tasks) == 0:
-			room.Release()
-			room, version = nil, now
+		case got.tasks == 0:
+			version = got.version
 			if d.Rest(ctx, hintPause) { // a task has ended, or a webhook has come
 				version = 0
 			}
+		case runner.Ephemeral:
+			return Registration{}
 		default:
 			version = 0
-			for _, task := range tasks { // Gitea gives one; only the first has the slot
-				d.begin(life, ctx, &record{Task: task, Runner: runner, Marks: strings.ToLower(rand.Text()[:12])}, room)
-				room = nil
-			}
-			if runner.Ephemeral {
-				return Registration{}
-			}
 		}
 		d.Works()
 		wait = jobdoor.FirstBackoff
 	}
-	if room != nil {
-		room.Release()
-	}
+	jobdoor.Release(rooms)
 	return runner
+}
+
+// maxQuestions bounds the questions for tasks at once. A Gitea needs 20 to 50 ms of its processors for each.
+const maxQuestions = 4
+
+// answer is that of the server to questions for tasks: how many it has given, and its version then.
+type answer struct {
+	tasks   int
+	version int64
+	err     error
+}
+
+// ask asks for a task for each slot, at once, and begins those that it gets. The other slots are released.
+func (d *Door) ask(
+	life, ctx context.Context, runner Registration, version int64, rooms []jobdoor.Room,
+) (all answer) {
+	size := len(rooms)
+	if d.single {
+		size = 1
+	}
+	answers := make([]answer, 0, len(rooms))
+	var asking sync.WaitGroup
+	for part := range slices.Chunk(rooms, size) {
+		i := len(answers)
+		answers = append(answers, answer{})
+		asking.Go(func() { answers[i] = d.question(life, ctx, runner, d.askers[i], version, part) })
+	}
+	asking.Wait()
+	for _, a := range answers {
+		all.tasks += a.tasks
+		all.version = max(all.version, a.version)
+		all.err = cmp.Or(all.err, a.err)
+	}
+	d.single = d.single || size > 1 && all.tasks == 1
+	return all
+}
+
+// question asks one question.
+func (d *Door) question(
+	life, ctx context.Context, runner Registration, client *Client, version int64, rooms []jobdoor.Room,
+) (got answer) {
+	asking, stop := jobdoor.Beyond(ctx) // a task whose answer is given up is lost
+	defer stop()
+	tasks, now, err := client.Fetch(asking, version, len(rooms))
+	for i, task := range tasks {
+		var room jobdoor.Room // a task too many waits for one
+		if i < len(rooms) {
+			room = rooms[i]
+		}
+		d.begin(life, ctx, &record{Task: task, Runner: runner, Marks: strings.ToLower(rand.Text()[:12])}, room)
+	}
+	jobdoor.Release(rooms[min(len(tasks), len(rooms)):])
+	return answer{len(tasks), now, err}
 }
 
 // begin keeps a task and starts its report. room is released in any case.

@@ -11,20 +11,20 @@ import (
 
 // enter returns a runner that the server knows. An ephemeral one is made only when there is a slot for its task, which
 // enter returns: no slot is held while the server does not answer.
-func (d *Door) enter(ctx context.Context) (runner Registration, room jobdoor.Room) {
+func (d *Door) enter(ctx context.Context) (runner Registration, rooms []jobdoor.Room) {
 	d.Repeat(ctx, "register", func() (err error) {
 		if d.cfg.Ephemeral {
-			if room = d.Reserve(ctx); room == nil {
+			if rooms = d.Reserve(ctx, 1); len(rooms) == 0 {
 				return errNoSlot
 			}
 		}
-		if runner, err = d.register(ctx); err != nil && room != nil {
-			room.Release()
-			room = nil
+		if runner, err = d.register(ctx); err != nil {
+			jobdoor.Release(rooms)
+			rooms = nil
 		}
 		return err
 	})
-	return runner, room
+	return runner, rooms
 }
 
 // leave keeps an ephemeral runner that has had no task, for the next door. While a door has it, it is not kept: after a

@@ -161,16 +161,16 @@ func TestAQuestionHasItsKeyUntilItIsAnswered(t *testing.T) {
 	c := NewClient(server.URL).As(Registration{UUID: "u", Token: "t"})
 	defer c.Close()
 	for range 2 {
-		_, _, err := c.Fetch(t.Context(), 0)
+		_, _, err := c.Fetch(t.Context(), 0, 1)
 		require.Error(t, err)
 	}
 	fails = false
-	tasks, version, err := c.Fetch(t.Context(), 0)
+	tasks, version, err := c.Fetch(t.Context(), 0, 1)
 	require.NoError(t, err)
 	require.Len(t, tasks, 3)
 	require.EqualValues(t, 3, tasks[2].ID)
 	require.EqualValues(t, 7, version)
-	_, _, err = c.Fetch(t.Context(), version)
+	_, _, err = c.Fetch(t.Context(), version, 1)
 	require.NoError(t, err)
 	require.True(t, keys[0] != "" && keys[0] == keys[1] && keys[1] == keys[2] && keys[2] != keys[3])
 }

@@ -23,6 +23,8 @@ const (
 	// up to lastLogPause: each call is a write to the server's database. statePause is the time between two calls with its
 	// state, whose answers tell of a cancel.
 	firstLogPause, lastLogPause, statePause = 3 * time.Second, 15 * time.Second, 4800 * time.Millisecond
+	// jobPause is the time that each other job adds before the first call with rows, up to maxPatience.
+	jobPause, maxPatience = 50 * time.Millisecond, time.Second
 	// maxRows and maxRowBytes bound the rows of a call, and twice as many wait for one.
 	maxRows, maxRowBytes = 1000, 1 << 20
 	// maxKey and maxValue bound an output, in bytes: the server drops larger ones without a word.
@@ -267,15 +269,15 @@ func (t *report) isDone() bool {
 
 // follow reports the pipeline while it runs. It returns false if nothing is to be reported any more.
 func (t *report) follow(ctx context.Context) bool {
-	var sent time.Time
-	told, logPause, canceled := time.Now(), firstLogPause, false
+	told, sent, canceled := time.Now(), time.Now(), false
+	logPause := t.patience()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for !t.isDone() {
 		now := time.Now()
 		if waits, full := t.waiting(); waits && (full || now.Sub(sent) >= logPause) {
-			if !sent.IsZero() && !full {
-				logPause = min(2*logPause, lastLogPause)
+			if !full {
+				logPause = min(max(2*logPause, firstLogPause), lastLogPause)
 			}
 			sent = now
 			if !t.repeat(ctx, "send a log", func() error { return t.send(ctx, false) }) {
@@ -307,6 +309,12 @@ func (t *report) follow(ctx context.Context) bool {
 		}
 	}
 	return ctx.Err() == nil
+}
+
+// patience is how long after its begin the first rows of a job are sent: the more jobs there are, the later, so that a
+// burst of short jobs costs one call with rows for each.
+func (t *report) patience() time.Duration {
+	return min(time.Duration(t.d.Standing().Jobs-1)*jobPause, maxPatience)
 }
 
 // waiting reports whether rows wait to be sent, and whether they are enough for a call.

@@ -1,6 +1,7 @@
 package gitlabdoor
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -143,33 +144,34 @@ func (d *Door) Take(life, term context.Context) {
 	}
 	d.Works()
 	wait, last := jobdoor.FirstBackoff, ""
+	full := 0 // so many times in a row, each slot has got a job: there may be many
 	for term.Err() == nil {
-		room := d.Reserve(term)
-		if room == nil {
+		rooms := d.Reserve(term, min(max(full, 1), maxQuestions))
+		if len(rooms) == 0 {
 			continue
 		}
 		asked := time.Now()
-		job, now, err := d.ask(term, client, room, last)
-		if job == nil {
-			room.Release()
+		got := d.askAll(life, term, client, rooms, last)
+		full++
+		if got.jobs < len(rooms) {
+			full = 0
 		}
-		switch status := StatusOf(err); {
-		case job != nil:
+		switch status := StatusOf(got.err); {
+		case got.jobs > 0:
 			last = "" // there may be another one
-			d.begin(life, term, job, room)
-		case err == nil && time.Since(asked) < askPause:
-			last = now
+		case got.err == nil && time.Since(asked) < askPause:
+			last = got.update
 			if d.Rest(term, jobdoor.Jittered(askPause)) { // a job has ended
 				last = ""
 			}
-		case err == nil: // it was held
-			last = now
+		case got.err == nil: // it was held
+			last = got.update
 		case status == http.StatusConflict: // another runner was faster
 			last = ""
 			_ = pause.For(term, jobdoor.FirstBackoff)
 		default:
 			last = ""
-			d.Fails(term, "ask for a job", err)
+			d.Fails(term, "ask for a job", got.err)
 			_ = pause.For(term, jobdoor.Jittered(wait))
 			wait = min(2*wait, jobdoor.LastBackoff)
 			if status == http.StatusForbidden { // the token may be another one now
@@ -180,6 +182,39 @@ func (d *Door) Take(life, term context.Context) {
 		d.Works()
 		wait = jobdoor.FirstBackoff
 	}
+}
+
+// maxQuestions bounds the questions for jobs at once.
+const maxQuestions = 4
+
+// taken is what questions for jobs came to: how many it has given, and the update of its queue then.
+type taken struct {
+	jobs   int
+	update string
+	err    error
+}
+
+// askAll asks for a job for each slot, at once, and begins those that it gets. The other slots are released.
+func (d *Door) askAll(life, term context.Context, client *Client, rooms []jobdoor.Room, last string) (all taken) {
+	outcomes := make([]taken, len(rooms))
+	var asking sync.WaitGroup
+	for i, room := range rooms {
+		asking.Go(func() {
+			job, now, err := d.ask(term, client, room, last)
+			outcomes[i] = taken{update: now, err: err}
+			if job == nil {
+				room.Release()
+				return
+			}
+			outcomes[i].jobs = 1
+			d.begin(life, term, job, room)
+		})
+	}
+	asking.Wait()
+	for _, a := range outcomes {
+		all = taken{all.jobs + a.jobs, cmp.Or(a.update, all.update), cmp.Or(all.err, a.err)}
+	}
+	return all
 }
 
 // errRecalled ends a question for whose slot another one waits.

@@ -145,25 +145,40 @@ func (d *Door) TaskKey(number int64) string {
 	return d.Key(kindTask) + "." + strconv.FormatInt(number, 10)
 }
 
-// Reserve waits until the limit lets one more job run, and for a slot. Without one it tells why, and returns nil after
-// a pause, or when ctx ends.
-func (d *Door) Reserve(ctx context.Context) Room {
-	for d.cfg.Limit > 0 && d.Standing().Jobs >= int64(d.cfg.Limit) {
-		select {
-		case <-d.woken:
-		case <-ctx.Done():
-			return nil
+// Reserve waits until the limit lets one more job run, and for a slot. It adds slots that are free and that nobody
+// waits for, until it has n. Without a slot it tells why, and returns none after a pause, or when ctx ends.
+func (d *Door) Reserve(ctx context.Context, n int) (rooms []Room) {
+	if d.cfg.Limit > 0 {
+		left := func() int { return d.cfg.Limit - int(d.count.Load()) }
+		for left() <= 0 {
+			select {
+			case <-d.woken:
+			case <-ctx.Done():
+				return nil
+			}
 		}
+		n = min(n, left())
 	}
 	room, err := d.host.Reserve(ctx)
-	if err == nil {
-		return room
-	}
-	if ctx.Err() == nil {
+	switch {
+	case err == nil:
+		for rooms = []Room{room}; len(rooms) < n; rooms = append(rooms, room) {
+			if room = d.host.TryReserve(); room == nil {
+				break
+			}
+		}
+	case ctx.Err() == nil:
 		d.host.Logger.Warn("there is no slot for jobs", "error", err)
 		_ = pause.For(ctx, slotPause)
 	}
-	return nil
+	return rooms
+}
+
+// Release gives slots back.
+func Release(rooms []Room) {
+	for _, room := range rooms {
+		room.Release()
+	}
 }
 
 // Rest waits for a time, or until the door is woken.

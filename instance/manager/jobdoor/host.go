@@ -13,6 +13,8 @@ import (
 type Host struct {
 	// Reserve waits for a slot. The caller releases it, whether Submit has used it or not.
 	Reserve func(ctx context.Context) (Room, error)
+	// TryReserve is Reserve for a slot that is free and that nobody waits for. Without one it returns nil.
+	TryReserve func() Room
 	// Submit keeps a pipeline with a key. The same key again is the same pipeline. Its first build has the slot of room;
 	// nil: it waits for one.
 	Submit func(ctx context.Context, key string, req *pb.SubmitPipelineRequest, room Room) (id string, err error)
