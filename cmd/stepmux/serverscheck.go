@@ -27,7 +27,7 @@ check also that they reach the server. Each finding is ok, warn, fail or skip (n
 It needs no manager, registers no runner, and changes nothing on the server. For that reason the token is not tried:
 only its file is read. The manager may run meanwhile.`)), withCommands(&cobra.Command{
 		Use:   "gitlab",
-		Short: "Examine the GitLab servers of a manager",
+		Short: "Examine the GitLab servers of a manager, and move to it from GitLab Runner",
 	}, newServerCheckCommand("gitlab", "GitLab",
 		`Check the GitLab servers of a manager's file, or those that are named: the URL, its certificate, the file with
 the token, and whether the server knows it. If the file has VMs, check also that they reach the server. Each finding
@@ -35,7 +35,7 @@ is ok, warn, fail or skip (not checked), with the change to make.
 
 It needs no manager, and takes no job. The manager may run meanwhile. The server lists the check as a manager of the
 runner, with the system ID s_stepmuxcheck. Its tags, its limits, and whether it waits for acknowledgements, are not
-told to runners.`))}
+told to runners.`), newGitLabImportCommand())}
 }
 
 type serverCheckFlags struct {

@@ -108,6 +108,7 @@ var allowed = map[string][]string{
 		"instance/manager/jobdoor", "instance/manager/managerv1", "internal/pause", "internal/servercall",
 		"internal/termtext", "internal/yamltree", "remote/api/stepmuxv1", "remote/step/lang",
 	},
+	"instance/manager/gitlabdoor/runnerconfig": {"instance/manager/jobdoor", "internal/sortedkeys"},
 	"instance/manager/jobdoor": {
 		"instance/manager/managerv1", "internal/boundedfile", "internal/pause", "internal/termtext", "internal/yamltree",
 	},
@@ -409,6 +410,7 @@ var allowed = map[string][]string{
 		"remote/proc", "internal/wire", "internal/sshtarget", "internal/embeddedvm", "internal/rmtree", "internal/spell",
 		"internal/filelock", "remote/socketdir", // for temporary directories
 		"internal/termtext", "internal/boundedfile", "internal/tail", "internal/pause", "internal/likeness",
+		"internal/privatefile", "internal/sortedkeys",
 	},
 	// The example uses servers that are made for tests.
 	"examples/sources":        {"internal/testing/fetchtest"},

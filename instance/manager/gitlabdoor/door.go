@@ -33,6 +33,8 @@ type DoorConfig struct {
 	Token func() (string, error)
 	// TokenFile is the file of Token, for messages.
 	TokenFile string
+	// Image is that of jobs that name none. If empty, those run on the VM itself, or in the manager's image.
+	Image string
 	// Environment has variables for the steps of each job.
 	Environment map[string]string
 	// Files are those of TLS.
@@ -54,6 +56,8 @@ func (cfg *DoorConfig) Check() error {
 		return fmt.Errorf("the name %.40q: write 1 to 32 of a-z 0-9 -", cfg.Name)
 	case cfg.Limit < 0:
 		return fmt.Errorf("the limit %d: write a positive number", cfg.Limit)
+	case strings.ContainsAny(cfg.Image, " \t\r\n"):
+		return fmt.Errorf("the image %.160q: write it as ruby:3.4", cfg.Image)
 	}
 	return nil
 }

@@ -13,7 +13,7 @@ type Servers struct{ jobdoor.Servers[DoorConfig] }
 // ID implements jobdoor.Named.
 func (cfg DoorConfig) ID() string { return cfg.Name }
 
-var serverKeys = []string{"url", "token-file", "name", "limit", "share", "environment", "ca", "cert", "key"}
+var serverKeys = []string{"url", "token-file", "name", "limit", "share", "image", "environment", "ca", "cert", "key"}
 
 // Read implements flagfile.Structured.
 func (s *Servers) Read(r *yamltree.Reader, n *yaml.Node) { s.ReadAll(r, n, "gitlab", readServer) }
@@ -31,6 +31,8 @@ func readServer(r *yamltree.Reader, n *yaml.Node) (server DoorConfig) {
 			server.Limit = jobdoor.ReadCount(r, e)
 		case "share":
 			server.Share = jobdoor.ReadCount(r, e)
+		case "image":
+			server.Image = r.String(e.Value, e.Key)
 		case "environment":
 			server.Environment = map[string]string{}
 			for _, v := range r.Mapping(e.Value, e.Key) {
@@ -61,7 +63,7 @@ func readServer(r *yamltree.Reader, n *yaml.Node) (server DoorConfig) {
 func (s *Servers) Schema() map[string]any {
 	text := jobdoor.Text
 	return jobdoor.SchemaOf(map[string]any{
-		"url": text, "token-file": text, "name": text, "limit": jobdoor.Count, "share": jobdoor.Count,
+		"url": text, "token-file": text, "name": text, "image": text, "limit": jobdoor.Count, "share": jobdoor.Count,
 		"ca": text, "cert": text, "key": text,
 		"environment": map[string]any{"type": "object", "additionalProperties": text},
 	})

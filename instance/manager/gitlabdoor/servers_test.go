@@ -21,12 +21,14 @@ func TestServersOfAConfiguration(t *testing.T) {
 	}
 	file := filepath.Join(t.TempDir(), "token")
 	require.NoError(t, os.WriteFile(file, []byte(" glrt-secret\n"), 0o600))
-	s, err := read("- {url: 'https://GitLab.example.com', token-file: " + file + ", limit: 3, environment: {A: b}}\n" +
+	s, err := read("- {url: 'https://GitLab.example.com', token-file: " + file + ", limit: 3, environment: {A: b},\n" +
+		"  image: 'ruby:3.4'}\n" +
 		"- {url: 'http://localhost', token-file: /none, name: other, share: 2, ca: ca.pem, cert: c.pem, key: k.pem}\n")
 	require.NoError(t, err)
 	first, second := s.Servers[0], s.Servers[1]
 	require.Equal(t, "gitlab-example-com", first.Name)
 	require.Equal(t, 3, first.Limit)
+	require.Equal(t, "ruby:3.4", first.Image)
 	require.Equal(t, map[string]string{"A": "b"}, first.Environment)
 	token, err := first.Token()
 	require.NoError(t, err)
@@ -40,6 +42,7 @@ func TestServersOfAConfiguration(t *testing.T) {
 		"{url: gitlab.example.com, token-file: x}":                              "write that of the server",
 		"{url: 'https://a'}":                                                    "token-file is missing",
 		"{url: 'https://a', token-file: x, limit: 0}":                           "write a positive number",
+		"{url: 'https://a', token-file: x, image: 'a b'}":                       "write it as ruby:3.4",
 		"{url: 'https://a', token-file: x, name: A}":                            "1 to 32 of a-z 0-9 -",
 		"[{url: 'https://a', token-file: x}, {url: 'http://a', token-file: y}]": "two servers a",
 	} {

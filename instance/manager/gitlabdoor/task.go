@@ -137,6 +137,9 @@ func (t *task) submit(ctx context.Context, room jobdoor.Room) (id string, err er
 	if err := json.Unmarshal(t.record.Answer, p); err != nil {
 		return "", fmt.Errorf("the server sent a job of another form: %w", err)
 	}
+	if p.Image.name() == "" && t.d.cfg.Image != "" {
+		p.Image = &image{Name: t.d.cfg.Image}
+	}
 	req, err := p.pipeline(t.d.cfg.Name, t.d.cfg.URL)
 	if err != nil {
 		return "", err
