@@ -196,7 +196,7 @@ func TestAJobThatGitLabCancelsEnds(t *testing.T) {
 	t.Parallel()
 	fake, url := serveFake(t, gitlabtest.Config{})
 	g := serveGitLab(t, withPipelines(newFleet(t)).start(t), fake, url)
-	job := scriptJob(url, "echo begins; sleep 600")
+	job := scriptJob(url, "echo begins", "while :; do echo on; sleep 0.1; done")
 	job["steps"] = append(job["steps"].([]any), map[string]any{
 		"name": "after_script", "script": []string{"echo after $CI_JOB_STATUS"}, "when": "always",
 	})

@@ -22,8 +22,9 @@ const (
 	// callTimeout bounds a try of a call. A request for a job is held for 50 seconds, and the job of an answer that is
 	// given up is lost; a piece of a trace is up to 1 MiB.
 	callTimeout, requestTimeout, traceTimeout = 30 * time.Second, 3 * time.Minute, 2 * time.Minute
-	// repeats is how often a call is repeated if the server fails, or is asked too often.
-	repeats, firstPause = 4, 250 * time.Millisecond
+	// repeats is how often a call is repeated if the server fails. It is repeated up to waits times if the server says
+	// each time when, as one does that is asked too often. Who calls repeats it after that, with longer pauses.
+	repeats, waits, firstPause = 1, 4, 250 * time.Millisecond
 	// maxInterval bounds the pause that a server asks for between two reports.
 	maxInterval = 15 * time.Minute
 )
@@ -53,9 +54,9 @@ type Info struct {
 	Features     map[string]bool `json:"features"`
 }
 
-// Client makes the calls of a runner. A call that the server cannot answer now is repeated up to four times, after the
-// time that the server asks for; errors of the network are returned at once. It is safe for concurrent use. The owner
-// closes it.
+// Client makes the calls of a runner. A call that the server cannot answer now is repeated once, or up to four times after
+// times that the server asks for; errors of the network are returned at once. It is safe for concurrent use. The owner
+// closes it. A request for a job is not repeated: a slot waits with it.
 type Client struct {
 	cfg  Config
 	http *servercall.Client
@@ -120,9 +121,21 @@ func StatusOf(err error) int {
 	return 0
 }
 
+// waitOf returns how long the server asks to wait after an error, at most maxInterval, or 0.
+func waitOf(err error) time.Duration {
+	if e, ok := errors.AsType[*CallError](err); ok {
+		return max(0, min(e.wait, maxInterval))
+	}
+	return 0
+}
+
 // callError returns the error of an answer.
 func callError(op string, got *servercall.Answer) *CallError {
-	e := &CallError{Op: op, Status: got.Status, wait: servercall.Wait(got.Header, time.Now())}
+	now := time.Now()
+	if at, err := http.ParseTime(got.Header.Get("Date")); err == nil {
+		now = at // times in the answer are by the server's clock
+	}
+	e := &CallError{Op: op, Status: got.Status, wait: servercall.Wait(got.Header, now)}
 	switch {
 	case got.Status >= 300 && got.Status < 400:
 		e.Text = fmt.Sprintf("it redirects to %q; write that server's URL if it is the right one", got.Header.Get("Location"))
@@ -147,21 +160,24 @@ type request struct {
 	body             []byte
 	max              int64
 	timeout          time.Duration // of a try
+	once             bool          // it is not repeated
 }
 
 // do makes a call, and returns an answer that is not temporary.
 func (c *Client) do(ctx context.Context, r request) (got *servercall.Answer, err error) {
 	r.header.Set("Accept", "application/json")
+	tries := 0
 	err = servercall.Retry{
-		Times: repeats, First: firstPause,
+		Times: waits, First: firstPause,
 		Check: func(err error) (again bool, wait time.Duration) {
 			e, ok := errors.AsType[*CallError](err)
 			if !ok {
 				return false, 0
 			}
-			return true, e.wait
+			return !r.once && (tries <= repeats || e.wait >= 0), e.wait
 		},
-	}.Do(ctx, func(int) error {
+	}.Do(ctx, func(n int) error {
+		tries = n + 1
 		trying, cancel := context.WithTimeoutCause(ctx, r.timeout, fmt.Errorf("no answer within %v", r.timeout))
 		defer cancel()
 		var err error
@@ -198,7 +214,7 @@ func (c *Client) ask(
 		return nil, fmt.Errorf("%s: %w", op, err)
 	}
 	return c.do(ctx, request{
-		op: op, method: http.MethodPost, path: path, body: body, timeout: timeout, max: max,
+		op: op, method: http.MethodPost, path: path, body: body, timeout: timeout, max: max, once: path == requestPath,
 		header: http.Header{"Content-Type": {"application/json"}, "Runner-Token": {c.cfg.Token}},
 	})
 }
@@ -238,12 +254,14 @@ type Job struct {
 	Answer json.RawMessage `json:"-"`
 }
 
+const requestPath = "jobs/request"
+
 // Request asks for a job; without one the job is nil. last is that of the last answer, empty at first: with it the
 // server holds a request for up to 50 seconds while nothing changes. A request that was held gives no job: the next
 // one does. The status 403 means that the token is not valid, and 409 that another runner was faster: ask again.
 func (c *Client) Request(ctx context.Context, last string) (job *Job, now string, err error) {
 	const op = "request a job"
-	got, err := c.ask(ctx, op, "jobs/request", last, requestTimeout, maxJob)
+	got, err := c.ask(ctx, op, requestPath, last, requestTimeout, maxJob)
 	if err != nil {
 		return nil, last, err
 	}

@@ -176,7 +176,7 @@ func (d *Door) Take(life, term context.Context) {
 		default:
 			last = ""
 			d.Fails(term, "ask for a job", got.err)
-			_ = pause.For(term, jobdoor.Jittered(wait))
+			_ = pause.For(term, max(jobdoor.Jittered(wait), waitOf(got.err)))
 			wait = min(2*wait, jobdoor.LastBackoff)
 			if status == http.StatusForbidden { // the token may be another one now
 				return
@@ -257,7 +257,9 @@ func (d *Door) ask(term context.Context, client *Client, room jobdoor.Room, last
 // begin keeps a job and starts its report. room is released in any case.
 func (d *Door) begin(life, term context.Context, job *Job, room jobdoor.Room) {
 	r := &record{Job: job, Answer: job.Answer}
-	d.Begin(life, term, job.ID, r.encode, room, newTask(d, r).run)
+	t := newTask(d, r)
+	t.fresh = true
+	d.Begin(life, term, job.ID, r.encode, room, t.run)
 }
 
 // Resume implements jobdoor.Server.

@@ -48,8 +48,8 @@ type report struct {
 	// keep keeps a position, with which a later report of the job begins. It may keep none for a while: the server then
 	// says where its trace ends.
 	keep func(position)
-	// cancel ends the job gracefully. It is called once.
-	cancel func()
+	// cancel ends the job gracefully. It is called until it returns true.
+	cancel func() bool
 	// fails is told of errors after which a call is repeated. It is safe for concurrent use.
 	fails func(error)
 
@@ -67,7 +67,7 @@ type report struct {
 func newReport(c *Client, job *Job, trace source, from position) *report {
 	return &report{
 		client: c, job: job, trace: trace, at: from.Offset, read: from, size: maxPiece, interval: interval,
-		told: time.Now(), keep: func(position) {}, cancel: func() {}, fails: func(error) {},
+		told: time.Now(), keep: func(position) {}, cancel: func() bool { return true }, fails: func(error) {},
 	}
 }
 
@@ -188,8 +188,7 @@ func (r *report) tell(ctx context.Context, do func() (Reply, error)) (reply Repl
 	r.told = time.Now()
 	r.interval = cmp.Or(reply.Interval, r.interval)
 	if reply.Canceling && !r.canceled {
-		r.canceled = true
-		r.cancel()
+		r.canceled = r.cancel()
 	}
 	return reply, nil
 }

@@ -105,7 +105,10 @@ func (r *reported) begin() {
 		require.LessOrEqual(r.t, p.Offset, int64(len(r.fake.Job(r.job.ID).Trace)), "the server has it")
 		r.kept = p
 	}
-	r.report.cancel = func() { r.cancel++ }
+	r.report.cancel = func() bool {
+		r.cancel++
+		return true
+	}
 	r.report.fails = func(err error) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -168,13 +171,14 @@ func TestASilentJobGivesSignsOfLife(t *testing.T) {
 		r := newReported(t, gitlabtest.Config{}, newLog(""))
 		began := time.Now()
 		r.after(70*time.Second, func() { r.fake.Cancel(r.job.ID) })
-		r.report.cancel = func() {
+		r.report.cancel = func() bool {
 			r.cancel++
 			require.Equal(t, 90*time.Second, time.Since(began))
 			r.after(5*time.Second, func() { // after_script
 				r.log.write("after_script\n")
 				r.log.end()
 			})
+			return true
 		}
 		r.whole(Update{State: Failed, Reason: "script_failure", ExitCode: 1})
 		r.requireWhole(gitlabtest.Canceled)

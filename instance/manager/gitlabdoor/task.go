@@ -44,6 +44,7 @@ func (r *record) encode() ([]byte, error) {
 type task struct {
 	d      *Door
 	record *record
+	fresh  bool // no manager before has begun with it
 	logger *slog.Logger
 
 	mu      sync.Mutex    // guards the following
@@ -71,9 +72,9 @@ func (t *task) run(ctx context.Context, room jobdoor.Room) {
 	}
 	report := newReport(t.d.client, t.record.Job, t.trace, position{})
 	report.fails = func(err error) { t.d.Fails(ctx, "report a job", err) }
-	report.cancel = func() {
+	report.cancel = func() bool {
 		t.logger.Info("the server cancels the job")
-		t.cancel(ctx)
+		return t.cancel(ctx)
 	}
 	if reply, err := report.touch(ctx); err != nil || reply.Verdict == Ended { // it starts the job
 		t.giveUp(ctx)
@@ -84,16 +85,23 @@ func (t *task) run(ctx context.Context, room jobdoor.Room) {
 	var watcher sync.WaitGroup
 	defer watcher.Wait()
 	defer stop()
-	id, err := t.submit(ctx, room)
-	switch {
-	case ctx.Err() != nil:
-		return
-	case err != nil:
-		t.logger.Warn("a job cannot run", "error", err)
-		t.ends("", &jobdoor.Result{Reason: systemFailure, Message: err.Error()})
-	default:
-		t.logger.Info("job begins", "pipeline", id)
-		watcher.Go(func() { t.watch(watching, id) })
+	if report.canceled && t.fresh {
+		t.ends("", &jobdoor.Result{Reason: canceled, Message: "the job was cancelled before it started"})
+	} else {
+		id, err := t.submit(ctx, room)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			t.logger.Warn("a job cannot run", "error", err)
+			t.ends("", &jobdoor.Result{Reason: systemFailure, Message: err.Error()})
+		default:
+			t.logger.Info("job begins", "pipeline", id)
+			watcher.Go(func() { t.watch(watching, id) })
+			if report.canceled { // there may have been no pipeline yet
+				t.cancel(ctx)
+			}
+		}
 	}
 	known, err := report.follow(ctx)
 	if err == nil && !known {
@@ -215,6 +223,9 @@ func whyOf(p *pb.Pipeline) string {
 const (
 	scriptFailure, systemFailure, timeoutFailure = "script_failure", "runner_system_failure", "job_execution_timeout"
 )
+
+// canceled is the reason of the manager for a job that was cancelled.
+const canceled = "job_canceled"
 
 // ends notes the end of the job.
 func (t *task) ends(build string, result *jobdoor.Result) {

@@ -127,7 +127,7 @@ type Fake struct {
 	changed chan struct{} // closed when the queue changes
 	revoked bool
 	calls   []Call
-	fault   func(*http.Request) *Fault
+	fault   func(*http.Request, []byte) *Fault
 	window  time.Time // in which the calls are counted
 	counted int
 }
@@ -333,9 +333,26 @@ func (f *Fake) Revoke() {
 	f.tickLocked()
 }
 
+// Renew makes the token valid again.
+func (f *Fake) Renew() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.revoked = false
+	f.tickLocked()
+}
+
 // Fail lets fault see each call before it is served. If it returns nil, the call is served as it should be. It may be
 // called several times at once. If fault is nil, all calls are served.
 func (f *Fake) Fail(fault func(*http.Request) *Fault) {
+	if fault == nil {
+		f.FailBody(nil)
+		return
+	}
+	f.FailBody(func(req *http.Request, _ []byte) *Fault { return fault(req) })
+}
+
+// FailBody is Fail with the bodies of the calls.
+func (f *Fake) FailBody(fault func(req *http.Request, body []byte) *Fault) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.fault = fault
@@ -355,7 +372,7 @@ func (f *Fake) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	fault := f.faultOf(req)
+	fault := f.faultOf(req, body)
 	a := &answer{}
 	if fault == nil || fault.Acts {
 		a = f.serve(req, body)
@@ -374,14 +391,14 @@ func (f *Fake) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	_, _ = w.Write(a.text) // the runner may be gone
 }
 
-func (f *Fake) faultOf(req *http.Request) *Fault {
+func (f *Fake) faultOf(req *http.Request, body []byte) *Fault {
 	f.mu.Lock()
 	fault := f.fault
 	f.mu.Unlock()
 	if fault == nil {
 		return nil
 	}
-	return fault(req)
+	return fault(req, body)
 }
 
 // note keeps a call.
