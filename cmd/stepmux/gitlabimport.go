@@ -20,8 +20,9 @@ func newGitLabImportCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "import FILE",
 		Short: "Make the file of a manager from the config.toml of a GitLab Runner",
-		Long: `Print the file of a manager that takes the jobs of the runners in FILE, a config.toml of GitLab Runner. Comments
-in it say which keys have no place here, and what to do instead. Read them, and write the inventory that it names.
+		Long: `Print the file of a manager that takes the jobs of the runners in FILE, a config.toml of GitLab Runner.
+Comments in it say which keys have no place here, and what to do instead. Read them, and write the inventory that it
+names.
 
 The tokens of the runners are not printed. --tokens writes each into a file, which only you can read.
 

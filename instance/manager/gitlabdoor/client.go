@@ -54,9 +54,9 @@ type Info struct {
 	Features     map[string]bool `json:"features"`
 }
 
-// Client makes the calls of a runner. A call that the server cannot answer now is repeated once, or up to four times after
-// times that the server asks for; errors of the network are returned at once. It is safe for concurrent use. The owner
-// closes it. A request for a job is not repeated: a slot waits with it.
+// Client makes the calls of a runner. A call that the server cannot answer now is repeated once, or up to four times
+// after times that the server asks for; errors of the network are returned at once. It is safe for concurrent use.
+// The owner closes it. A request for a job is not repeated: a slot waits with it.
 type Client struct {
 	cfg  Config
 	http *servercall.Client

@@ -146,8 +146,8 @@ func TestATraceThatTheServerLosesIsSentAgain(t *testing.T) {
 	})
 }
 
-// The clock of this machine and that of the server differ by hours. A time until which the server refuses calls counts by its
-// own clock.
+// The clock of this machine and that of the server differ by hours. A time until which the server refuses calls
+// counts by its own clock.
 func TestAClockThatJumpsDelaysNothing(t *testing.T) {
 	t.Parallel()
 	for _, off := range []time.Duration{-3 * time.Hour, 3 * time.Hour} {
@@ -155,7 +155,8 @@ func TestAClockThatJumpsDelaysNothing(t *testing.T) {
 			h := newHost(t, gitlabtest.Config{Interval: 5 * time.Second}, prints)
 			at := time.Now().Add(off).UTC()
 			header := http.Header{
-				"Date": {at.Format(http.TimeFormat)}, "Ratelimit-Resettime": {at.Add(20 * time.Second).Format(http.TimeFormat)},
+				"Date":                {at.Format(http.TimeFormat)},
+				"Ratelimit-Resettime": {at.Add(20 * time.Second).Format(http.TimeFormat)},
 			}
 			h.fake.FailBody(phases()[4].once(gitlabtest.Fault{Status: http.StatusTooManyRequests, Header: header}))
 			h.serve()
@@ -189,8 +190,8 @@ func TestAServerThatIsAskedTooOftenKeepsNoSlot(t *testing.T) {
 	})
 }
 
-// The token of the runner is revoked while a job runs, which has a token of its own: the job goes on to its end. The operator
-// sees the reason, and with another token the next job comes.
+// The token of the runner is revoked while a job runs, which has a token of its own: the job goes on to its end. The
+// operator sees the reason, and with another token the next job comes.
 func TestATokenThatIsRevokedEndsNoJob(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -213,12 +214,12 @@ func TestATokenThatIsRevokedEndsNoJob(t *testing.T) {
 	})
 }
 
-// The server is away for an hour, from a phase of a job on: its call breaks, before or after the server has acted on it, or the
-// proxy before it answers. The job runs once, and its trace and its state arrive when the server is back. It is called
-// less than ten times a minute until then, and the operator sees why.
+// The server is away for an hour, from a phase of a job on: its call breaks, before or after the server has acted on
+// it, or the proxy before it answers. The job runs once, and its trace and its state arrive when the server is back.
+// It is called less than ten times a minute until then, and the operator sees why.
 //
-//stepmux:faults users | A GitLab is away for an hour in any phase of a job, refuses calls, or ends the job: it runs once,
-//stepmux:more its trace arrives, and its slot is free
+//stepmux:faults users | A GitLab is away for an hour in any phase of a job, refuses calls, or ends the job: it runs
+//stepmux:more once, its trace arrives, and its slot is free
 //stepmux:with instance/manager/gitlabdoor.TestEachRefusalOfACallIsAnswered
 //stepmux:with instance/manager.TestAJobThatGitLabHasEndedEndsOnTheVM
 func TestAServerThatIsAwayForAnHourLosesNoJob(t *testing.T) {

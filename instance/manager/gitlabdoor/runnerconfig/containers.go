@@ -50,9 +50,9 @@ var dockerRules = joined(map[string]rule{
 	notes("runners.docker.", noPrivilege, `privileged services_privileged cap_add devices device_cgroup_rules gpus
 		service_gpus services_devices security_opt services_security_opt group_add allowed_privileged_images
 		allowed_privileged_services pid_mode`),
-	notes("runners.docker.", ofDaemon, `cap_drop cgroup_parent cpu_shares cpuset_cpus cpuset_mems dns dns_search enable_ipv6
-		hostname ipcmode log_options mac_address memory_reservation network_mtu oom_kill_disable oom_score_adjust runtime
-		sysctls ulimit userns_mode`),
+	notes("runners.docker.", ofDaemon, `cap_drop cgroup_parent cpu_shares cpuset_cpus cpuset_mems dns dns_search
+		enable_ipv6 hostname ipcmode log_options mac_address memory_reservation network_mtu oom_kill_disable
+		oom_score_adjust runtime sysctls ulimit userns_mode`),
 	notes("runners.docker.", noLists, "allowed_images allowed_services"),
 	notes("runners.docker.", "limits and file systems are those of the job's own container alone", `services_tmpfs
 		service_cgroup_parent service_cpu_shares service_cpus service_cpuset_cpus service_memory

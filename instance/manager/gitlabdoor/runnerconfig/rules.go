@@ -101,7 +101,8 @@ var runnerRules = joined(map[string]rule{
 	notes("runners.", "each job has a new directory; temp_dir in the inventory says where", "builds_dir custom_build_dir"),
 	notes("runners.", ofManager, "cache cache_dir"),
 	notes("runners.", needless, "clean_git_config proxy_exec safe_directory_checkout strict_check_interval"),
-	notes("runners.", "the VMs use the URL that the server sends: add a name to /etc/hosts, or insteadOf to git's settings",
+	notes("runners.", "the VMs use the URL that the server sends: add a name to /etc/hosts, or insteadOf to git's "+
+		"settings",
 		"clone_url"),
 	notes("runners.", "no driver is called: jobs run on VMs, by SSH. Install there what the driver prepares", "custom"),
 	notes("runners.", "CI_DEBUG_TRACE has no effect", "debug_trace_disabled"),
@@ -142,7 +143,8 @@ var machineRules = joined(map[string]rule{
 		"disable_strict_host_key_checking"),
 	notes("runners.", "a job runs on the VM itself, unless it names an image", "instance"),
 	notes("runners.", noMachines, "machine"),
-	notes("runners.", "no VM is made for a job: list VMs that run in the inventory; build-user and isolation keep jobs apart",
+	notes("runners.", "no VM is made for a job: list VMs that run in the inventory; build-user and isolation keep jobs "+
+		"apart",
 		"parallels virtualbox"),
 	notes("runners.autoscaler.", "write it into the inventory, as max_uses", "max_use_count"),
 	notes("runners.autoscaler.connector_config.", "logins are by keys: name one by identity", "password"),
@@ -185,13 +187,13 @@ func (c *conversion) vms(r *runner) {
 		c.sshInstance(r)
 		return
 	case "shell":
-		c.note("executor: shell ran jobs on this machine. Here they run on the VMs of the inventory, by SSH, as their user. " +
-			"This machine may be one: address: 127.0.0.1, user: gitlab-runner")
+		c.note("executor: shell ran jobs on this machine. Here they run on the VMs of the inventory, by SSH, as their " +
+			"user. This machine may be one: address: 127.0.0.1, user: gitlab-runner")
 	case "custom", "parallels", "virtualbox", "instance", "docker+machine", "docker-autoscaler":
 		c.note("executor: jobs run on the VMs of the inventory, which are not made here")
 	case "docker", "docker-windows":
-		c.note("executor: containers are made by the Docker daemons of the VMs of the inventory, which may have this machine: " +
-			"address: 127.0.0.1")
+		c.note("executor: containers are made by the Docker daemons of the VMs of the inventory, which may have this " +
+			"machine: address: 127.0.0.1")
 	case "":
 		c.note("executor: it is missing; jobs run on the VMs of the inventory")
 	default:

@@ -1,5 +1,5 @@
-// Package runnerconfig makes the file of a manager from the config.toml of a GitLab Runner: see [Convert]. Each key of GitLab
-// Runner 19.4 either has a place in that file, or a note that says what to do.
+// Package runnerconfig makes the file of a manager from the config.toml of a GitLab Runner: see [Convert]. Each key
+// of GitLab Runner 19.4 either has a place in that file, or a note that says what to do.
 package runnerconfig
 
 import (
@@ -237,8 +237,8 @@ func (c *conversion) nameOf(table map[string]any, others []*runner) string {
 func (c *conversion) write(all []*runner, tokens string) (*Converted, error) {
 	made := &Converted{Tokens: map[string]string{}}
 	if c.values["network"] != nil && c.values["service"] != nil {
-		c.global = append(c.global, fmt.Sprintf("docker.network_mode: jobs with services have a network of their own; without "+
-			"services it would be network: %v", c.values["network"]))
+		c.global = append(c.global, fmt.Sprintf("docker.network_mode: jobs with services have a network of their own; "+
+			"without services it would be network: %v", c.values["network"]))
 		c.keys = slices.DeleteFunc(c.keys, func(key string) bool { return key == "network" })
 	}
 	file := &yaml.Node{Kind: yaml.MappingNode}

@@ -104,7 +104,7 @@ func completed(text string) string {
 	for line := range strings.Lines(text) {
 		if trimmed := strings.TrimSpace(line); trimmed == "[runners]" {
 			line = "[[runners]]\n"
-		} else if strings.HasPrefix(trimmed, "(...") || strings.HasPrefix(trimmed, "...") || strings.HasPrefix(trimmed, "url") {
+		} else if dots := strings.TrimPrefix(trimmed, "("); strings.HasPrefix(dots, "...") || strings.HasPrefix(dots, "url") {
 			continue
 		}
 		lines = append(lines, line)
