@@ -78,6 +78,14 @@ func (g *gitLabGate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(answer.Body.Bytes()) // the manager may be gone
 }
 
+// arm holds the next call of a phase back. hit is closed then; the caller closes dead when the manager is dead.
+func (g *gitLabGate) arm(p *gitLabPhase) (hit, dead chan struct{}) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.phase, g.hit, g.dead = p, make(chan struct{}), make(chan struct{})
+	return g.hit, g.dead
+}
+
 func (g *gitLabGate) pause(answered bool, r *http.Request, body []byte, answer *httptest.ResponseRecorder) {
 	g.mu.Lock()
 	p, dead := g.phase, g.dead
@@ -145,14 +153,11 @@ func killGitLab(t *testing.T, acknowledges bool, kills int) {
 	})
 	m.start()
 	var ids []int64
-	count, lost := map[string]int{}, map[int64]bool{}
+	count := map[string]int{}
 	var killed []time.Time
 	for i := range kills {
 		p := gitLabPhases[i%len(gitLabPhases)]
-		gate.mu.Lock()
-		gate.phase, gate.hit, gate.dead = &p, make(chan struct{}), make(chan struct{})
-		hit, dead := gate.hit, gate.dead
-		gate.mu.Unlock()
+		hit, dead := gate.arm(&p)
 		ids = append(ids, fake.Add(countedJob(server.URL, ledger, i)))
 		timer := time.NewTimer(bound)
 		select {
@@ -167,16 +172,28 @@ func killGitLab(t *testing.T, acknowledges bool, kills int) {
 		close(dead)
 		m.start()
 	}
+	lost := requireEachOnce(t, fake, ids, ledger, func(id int64) bool {
+		return !acknowledges && lostAt(fake.Calls(), id, killed)
+	})
+	t.Logf("%d kills, %d jobs: %d lost between the question and the disk; kills by phase %v", kills, len(ids), lost, count)
+}
+
+// requireEachOnce requires that each job of countedJob has ended once, with its result and each line of its trace, and
+// ran once. It returns how many were lost, as isLost says.
+func requireEachOnce(
+	t *testing.T, fake *gitlabtest.Fake, ids []int64, ledger string, isLost func(id int64) bool,
+) (lost int) {
+	t.Helper()
 	for i, id := range ids {
 		got := fake.Job(id)
 		require.Eventually(t, func() bool {
 			for got = fake.Job(id); got.Retry != 0; got = fake.Job(got.Retry) { // it was not acknowledged
 				continue
 			}
-			lost[id] = !acknowledges && lostAt(fake.Calls(), id, killed)
-			return got.Final > 0 || lost[id]
+			return got.Final > 0 || isLost(id)
 		}, bound, 100*time.Millisecond, "job %d: %s", i, got.Trace)
-		if lost[id] {
+		if got.Final == 0 {
+			lost++
 			continue
 		}
 		want, reason := gitlabtest.Success, ""
@@ -203,13 +220,11 @@ func killGitLab(t *testing.T, acknowledges bool, kills int) {
 	for _, line := range strings.Fields(string(ran)) {
 		times[line]++
 	}
-	maps.DeleteFunc(lost, func(_ int64, is bool) bool { return !is })
-	require.Len(t, times, len(ids)-len(lost))
+	require.Len(t, times, len(ids)-lost)
 	for n, often := range times {
 		require.Equal(t, 1, often, "job %s", n)
 	}
-	t.Logf("%d kills, %d jobs: %d lost between the question and the disk; kills by phase %v", kills, len(ids), len(lost),
-		count)
+	return lost
 }
 
 // lostAt reports whether the answer with a job was on its way when the manager was killed, and no manager has told

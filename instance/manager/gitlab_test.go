@@ -4,6 +4,7 @@ import (
 	"archive/zip"
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -17,7 +18,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/instance/control"
+	"github.com/stepmux/stepmux/instance/manager"
 	"github.com/stepmux/stepmux/instance/manager/gitlabdoor"
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/internal/standalone/managed"
 	"github.com/stepmux/stepmux/internal/testing/fetchtest"
 	"github.com/stepmux/stepmux/internal/testing/gitlabtest"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
@@ -47,10 +52,15 @@ func serveFake(t *testing.T, cfg gitlabtest.Config) (fake *gitlabtest.Fake, url 
 }
 
 // serveGitLab opens a door of a manager for a server.
-func serveGitLab(t *testing.T, m *running, fake *gitlabtest.Fake, url string) *gitLab {
+func serveGitLab(
+	t *testing.T, m *running, fake *gitlabtest.Fake, url string, change ...func(*gitlabdoor.DoorConfig),
+) *gitLab {
 	t.Helper()
 	cfg := gitlabdoor.DoorConfig{
 		Name: "lab", URL: url, Token: func() (string, error) { return gitlabtest.RunnerToken, nil },
+	}
+	for _, c := range change {
+		c(&cfg)
 	}
 	require.NoError(t, cfg.Check())
 	ctx, cancel := context.WithCancel(t.Context())
@@ -242,4 +252,95 @@ func TestATokenThatGitLabDoesNotKnowIsReadAgain(t *testing.T) {
 	})
 	g := serveGitLab(t, withPipelines(newFleet(t)).start(t), fake, url)
 	require.Equal(t, gitlabtest.Success, g.ended(fake.Add(scriptJob(url, "echo on"))).Status)
+}
+
+// twoMembers starts two managers, which share the VMs.
+func (c *cluster) twoMembers(t *testing.T, natsOfFirst string) (a, b *running) {
+	t.Helper()
+	pipelines := func(cfg *manager.Config) { cfg.Pipelines = managed.Pipelines{} }
+	a, b = c.memberWith(t, natsOfFirst, pipelines), c.memberWith(t, c.nats, pipelines)
+	a.awaitHeld(1)
+	b.awaitHeld(1)
+	return a, b
+}
+
+// A manager that ends leaves its jobs to the others at once.
+func TestTheJobsOfGitLabOfAManagerThatEndsAreReportedByAnother(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	fake, url := serveFake(t, gitlabtest.Config{Acknowledges: true})
+	first, second := c.twoMembers(t, c.nats)
+	a := serveGitLab(t, first, fake, url)
+	again := filepath.Join(t.TempDir(), "again")
+	id := fake.Add(scriptJob(a.url, "echo be''gins; while ! test -e "+again+"; do sleep 0.05; done; echo on"))
+	a.reports(id, "begins\n")
+	b := serveGitLab(t, second, fake, url)
+	a.close()
+	a.stop()
+	require.NoError(t, os.WriteFile(again, nil, 0o600))
+	got := b.ended(id)
+	require.Equal(t, gitlabtest.Success, got.Status, "%s", got.Trace)
+	require.Equal(t, 1, strings.Count(string(got.Trace), "begins\n"), "%s", got.Trace)
+	require.Equal(t, 1, got.Final)
+}
+
+// Two runners of one manager have limits and numbers of their own, and share its slots. Lists and the page name the
+// project, the pipeline and the job of the server.
+func TestRunnersOfOneManagerHaveTheirLimits(t *testing.T) {
+	t.Parallel()
+	f := withPipelines(newFleet(t))
+	f.capacity = 4
+	m := f.start(t)
+	again := filepath.Join(t.TempDir(), "again")
+	var doors []*gitLab
+	var ids []int64
+	for limit := 1; limit <= 2; limit++ {
+		fake, url := serveFake(t, gitlabtest.Config{})
+		for range 3 {
+			ids = append(ids, fake.Add(scriptJob(url, "while ! test -e "+again+"; do sleep 0.01; done")))
+		}
+		doors = append(doors, serveGitLab(t, m, fake, url, func(cfg *gitlabdoor.DoorConfig) {
+			cfg.Name, cfg.Limit = fmt.Sprintf("lab-%d", limit), limit
+		}))
+	}
+	taken := func(g *gitLab) (n int) {
+		for id := int64(1); id <= 3; id++ {
+			n += g.fake.Job(id).Taken
+		}
+		return n
+	}
+	var running []*pb.Build
+	require.Eventually(t, func() bool {
+		list, err := m.List(t.Context(), &pb.ListRequest{Phase: pb.Build_running})
+		require.NoError(t, err)
+		running = list.GetBuilds()
+		return len(running) == 3
+	}, sshtest.Bound, 5*time.Millisecond)
+	own := m.submit("true") // the fourth slot is for others
+	_, b := m.wait(own, 0)
+	require.Empty(t, b.GetResult().GetReason())
+	require.Equal(t, []int{1, 2}, []int{taken(doors[0]), taken(doors[1])})
+	status, err := m.Status(t.Context(), &pb.StatusRequest{})
+	require.NoError(t, err)
+	var s control.Status
+	require.NoError(t, json.Unmarshal(status.GetJson(), &s))
+	require.Len(t, s.Servers, 2)
+	for i, server := range s.Servers {
+		require.Equal(t, fmt.Sprintf("lab-%d ready %d", i+1, i+1), fmt.Sprint(server.Name, " ", server.State, " ",
+			server.Jobs))
+	}
+	names := map[string]int{}
+	for _, b := range running {
+		names[b.GetStepsFile()]++
+	}
+	want := map[string]int{"lab-1/group/app#5/build": 1, "lab-2/group/app#5/build": 2}
+	require.Equal(t, want, names)
+	require.NoError(t, os.WriteFile(again, nil, 0o600))
+	for i, id := range ids {
+		require.Equal(t, gitlabtest.Success, doors[i/3].ended(id).Status)
+	}
+	pipelines, err := m.ListPipelines(t.Context(), &pb.ListPipelinesRequest{})
+	require.NoError(t, err)
+	require.Len(t, pipelines.GetPipelines(), 6)
+	require.Contains(t, want, pipelines.GetPipelines()[0].GetFile())
 }
