@@ -41,6 +41,11 @@ type home interface {
 	// files opens the archives of projects, artifacts and traces.
 	files(ctx context.Context) (archive.Store, error)
 
+	// watch passes the values of keys of a bucket to take, all of them now, and those that have changed, until take
+	// returns false. Changes that follow each other fast may come as one. A key that has expired is not told.
+	watch(
+		ctx context.Context, bucket jetstream.KeyValue, keys []string, take func([]keyValue) (more bool, err error),
+	) error
 	// leaveQueue is Store.LeaveQueue.
 	leaveQueue(r *Request, d *Delivery)
 	// settle writes changes to the disk that were put off. It is called every SettlePause.

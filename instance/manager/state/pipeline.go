@@ -216,13 +216,13 @@ func (s *Store) Pipeline(ctx context.Context, id string) (*Pipeline, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the pipeline %s: %w", id, err)
 	}
-	return readPipeline(entry)
+	return readPipeline(keyValue{entry.Key(), entry.Value(), entry.Revision()})
 }
 
-func readPipeline(entry jetstream.KeyValueEntry) (*Pipeline, error) {
-	p := &Pipeline{revision: entry.Revision()}
-	if err := json.Unmarshal(entry.Value(), p); err != nil {
-		return nil, fmt.Errorf("read the pipeline %s: %w", strings.TrimPrefix(entry.Key(), recordKey), err)
+func readPipeline(v keyValue) (*Pipeline, error) {
+	p := &Pipeline{revision: v.revision}
+	if err := json.Unmarshal(v.text, p); err != nil {
+		return nil, fmt.Errorf("read the pipeline %s: %w", strings.TrimPrefix(v.key, recordKey), err)
 	}
 	return p, nil
 }
@@ -234,7 +234,7 @@ func (s *Store) AllPipelines(ctx context.Context) (all []*Pipeline, err error) {
 		return nil, err
 	}
 	for _, entry := range entries {
-		if p, err := readPipeline(entry); err == nil {
+		if p, err := readPipeline(keyValue{entry.Key(), entry.Value(), entry.Revision()}); err == nil {
 			all = append(all, p)
 		}
 	}
@@ -245,75 +245,35 @@ func (s *Store) AllPipelines(ctx context.Context) (all []*Pipeline, err error) {
 // WatchPipeline calls changed with the record and with the jobs of a pipeline, now and after each change of one of
 // them, until that returns false. The record is nil if it is not kept any more.
 func (s *Store) WatchPipeline(ctx context.Context, id string, changed func(p *Pipeline, jobs *pb.Pipeline) bool) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	for {
-		var watch jetstream.KeyWatcher
-		err := s.Persist(ctx, func(context.Context) (err error) {
-			watch, err = s.Pipelines.WatchFiltered(ctx, []string{recordKey + id, jobsKey + id})
-			return err
-		})
-		if err != nil {
-			return err
-		}
-		over, err := s.followPipeline(ctx, id, watch, changed)
-		_ = watch.Stop() // it may be closed
-		if over || err != nil {
-			return err
-		}
-	}
-}
-
-// followPipeline is WatchPipeline until the watch breaks.
-func (s *Store) followPipeline(
-	ctx context.Context, id string, watch jetstream.KeyWatcher, changed func(*Pipeline, *pb.Pipeline) bool,
-) (over bool, err error) {
 	var p *Pipeline
-	var jobs *pb.Pipeline
-	present := false // all that was there has come
-	for {
-		select {
-		case entry, ok := <-watch.Updates():
-			switch {
-			case !ok: // the library could not reopen it after a break of the connection
-				return false, nil
-			case entry == nil:
-				present = true
-				// A key that was changed since the watch began may come later.
-				if p == nil {
-					p, err = s.Pipeline(ctx, id)
-				}
-				if jobs == nil && err == nil {
-					jobs, err = s.Jobs(ctx, id)
-				}
+	jobs := &pb.Pipeline{}
+	keys := []string{recordKey + id, jobsKey + id}
+	return s.home.watch(ctx, s.Pipelines, keys, func(all []keyValue) (bool, error) {
+		news := false
+		for _, v := range all {
+			switch isJobs := v.key == keys[1]; {
+			case v.text == nil && isJobs:
+				news = true
+			case v.text == nil:
+				p, news = nil, true
+			case isJobs:
+				told, err := readJobs(v.text)
 				if err != nil {
 					return false, err
 				}
-			case strings.HasPrefix(entry.Key(), jobsKey):
-				if entry.Operation() == jetstream.KeyValuePut {
-					if jobs, err = readJobs(entry.Value()); err != nil {
-						return false, err
-					}
-				}
-			case entry.Operation() != jetstream.KeyValuePut:
-				p = nil
+				jobs, news = told, true
 			default:
-				now, err := readPipeline(entry)
+				now, err := readPipeline(v)
 				if err != nil {
 					return false, err
 				}
-				if p != nil && !now.After(p) {
-					continue
+				if p == nil || now.After(p) {
+					p, news = now, true
 				}
-				p = now
 			}
-			if present && !changed(p, jobs) {
-				return true, nil
-			}
-		case <-ctx.Done():
-			return false, context.Cause(ctx)
 		}
-	}
+		return !news || changed(p, jobs), nil
+	})
 }
 
 // PutJobs keeps the jobs of a pipeline as they are shown.

@@ -182,60 +182,20 @@ func (s *Store) AwaitEnd(ctx context.Context, id string) error {
 	return s.WatchRecord(ctx, id, func(r *Record) bool { return r != nil && r.Phase != PhaseEnded })
 }
 
-// leadersRecord is Record, and waits while the servers do not answer.
-func (s *Store) leadersRecord(ctx context.Context, id string) (r *Record, err error) {
-	err = s.Persist(ctx, func(ctx context.Context) (err error) {
-		r, err = s.Record(ctx, id)
-		return err
-	})
-	return r, err
-}
-
 // WatchRecord calls changed with the record of a build, now and after each change, until that returns false. The record
 // is nil if it is not kept, or not any more.
 func (s *Store) WatchRecord(ctx context.Context, id string, changed func(*Record) bool) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	var watch jetstream.KeyWatcher
-	open := func(context.Context) (err error) {
-		watch, err = s.Builds.Watch(ctx, id)
-		return err
-	}
-	if err := s.Persist(ctx, open); err != nil {
-		return err
-	}
-	for kept := false; ; {
-		select {
-		case entry, ok := <-watch.Updates():
-			switch {
-			case !ok: // the library could not reopen it after a break of the connection
-				kept = false
-				if err := s.Persist(ctx, open); err != nil {
-					return err
-				}
-			case entry == nil && !kept: // none is there, or the server that has the watch is behind the leader
-				r, err := s.leadersRecord(ctx, id)
-				if err != nil {
-					return err
-				}
-				if kept = r != nil; !changed(r) || !kept {
-					return nil
-				}
-			case entry != nil && entry.Operation() != jetstream.KeyValuePut:
+	return s.home.watch(ctx, s.Builds, []string{id}, func(news []keyValue) (bool, error) {
+		for _, v := range news {
+			if v.text == nil {
 				changed(nil)
-				return nil
-			case entry != nil:
-				kept = true
-				r, err := recordOf(id, entry.Value(), entry.Revision())
-				if err != nil {
-					return err
-				}
-				if r == nil || !changed(r) {
-					return nil
-				}
+				return false, nil
 			}
-		case <-ctx.Done():
-			return context.Cause(ctx)
+			r, err := recordOf(id, v.text, v.revision)
+			if err != nil || r == nil || !changed(r) {
+				return false, err
+			}
 		}
-	}
+		return true, nil
+	})
 }

@@ -71,10 +71,11 @@ type Store struct {
 	history jetstream.Stream // of builds
 	audit   jetstream.Stream // of the actions of operators
 
-	feeds  feeds         // of the logs that are followed; unused if other managers write logs, too
-	ended  ended         // unused if other managers take builds, too
-	before uint64        // the last place in the queue at the start
-	pushed atomic.Uint64 // the last place in the queue that was given since
+	feeds   feeds         // of the logs that are followed; unused if other managers write logs, too
+	watches watches       // of keys; unused if other managers write them, too
+	ended   ended         // unused if other managers take builds, too
+	before  uint64        // the last place in the queue at the start
+	pushed  atomic.Uint64 // the last place in the queue that was given since
 }
 
 // Config is the configuration of a store. All fields but NATS are required.

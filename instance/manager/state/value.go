@@ -34,7 +34,9 @@ func (s *Store) rollup(
 	header.Set(jetstream.MsgRollup, jetstream.MsgRollupSubject)
 	ack, err := s.js.PublishMsg(ctx, msg, options...)
 	if err != nil {
+		s.watches.tell(bucket.Bucket(), keyValue{key: key}) // it may be stored
 		return 0, err
 	}
+	s.watches.tell(bucket.Bucket(), keyValue{key, value, ack.Sequence})
 	return ack.Sequence, nil
 }
