@@ -1,6 +1,7 @@
 package clone
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,7 +38,9 @@ type Config struct {
 	Submodules Submodules
 	// User and Password are the login for the server of URL. If Password is empty, there is no login.
 	User, Password string
-	// Env is the environment of git, in the form of [os.Environ].
+	// Env is the environment of git, in the form of [os.Environ]. The variables by which a GitLab job describes its
+	// sources have an effect: GIT_CHECKOUT, GIT_CLEAN_FLAGS, GIT_FETCH_EXTRA_FLAGS, GIT_SUBMODULE_PATHS, _DEPTH,
+	// _UPDATE_FLAGS and _FORCE_HTTPS, and GET_SOURCES_ATTEMPTS.
 	Env []string
 	// Output gets the messages of git. Required.
 	Output io.Writer
@@ -86,16 +89,20 @@ const maxRefspecs = 100
 
 func isControl(c rune) bool { return c < ' ' || c == 0x7f }
 
-// Clone checks out cfg.Revision in cfg.Dir and returns the commit. It replaces files in the way. When ctx ends, git is
-// killed, and the directory stays as it is then.
+// Clone checks out cfg.Revision in cfg.Dir and returns the commit, or "" if GIT_CHECKOUT is false. It replaces files in
+// the way. When ctx ends, git is killed, and the directory stays as it is then.
 func Clone(ctx context.Context, cfg Config) (commit string, err error) {
 	if err := cfg.check(); err != nil {
+		return "", err
+	}
+	asked, err := readSettings(cfg.Env)
+	if err != nil {
 		return "", err
 	}
 	if err := os.MkdirAll(cfg.Dir, 0o755); err != nil {
 		return "", fmt.Errorf("make the directory: %w", err)
 	}
-	g := &git{cfg: &cfg}
+	g := &git{cfg: &cfg, settings: asked}
 	if cfg.Password != "" {
 		login, err := newLogin(cfg.User, cfg.Password)
 		if err != nil {
@@ -104,16 +111,26 @@ func Clone(ctx context.Context, cfg Config) (commit string, err error) {
 		defer login.close()
 		g.login = login
 	}
+	return g.attempt(ctx, func() (string, error) { return g.clone(ctx) })
+}
+
+// clone clones once.
+func (g *git) clone(ctx context.Context) (commit string, err error) {
+	cfg := g.cfg
 	again, err := cfg.reset()
 	if err != nil {
 		return "", err
 	}
-	err = g.fetch(ctx)
+	err = g.fetch(ctx, again)
 	if again {
 		err = g.refetch(ctx, err)
 	}
 	if err != nil {
 		return "", err
+	}
+	if g.noCheckout {
+		fmt.Fprintln(cfg.Output, "GIT_CHECKOUT is false: nothing is checked out")
+		return "", nil
 	}
 	if again {
 		if err := g.index(ctx); err != nil {
@@ -124,14 +141,14 @@ func Clone(ctx context.Context, cfg Config) (commit string, err error) {
 		return "", err
 	}
 	if again && cfg.Clean {
-		if err := g.clean(ctx); err != nil {
+		if err := g.cleanAs(ctx); err != nil {
 			return "", fmt.Errorf("remove files of an earlier build: %w", err)
 		}
 	}
 	if err := g.submodules(ctx, again); err != nil {
 		return "", err
 	}
-	commit, err = g.output(ctx, "rev-parse", "--verify", "HEAD^{commit}")
+	commit, err = g.head()
 	if err == nil && isCommit(cfg.Revision) && commit != cfg.Revision {
 		err = fmt.Errorf("the server sent the commit %s in place of the one that was asked for", commit)
 	}
@@ -185,7 +202,7 @@ func (cfg *Config) reset() (again bool, err error) {
 }
 
 // fetch makes the repository if there is none, and fetches the revision.
-func (g *git) fetch(ctx context.Context) error {
+func (g *git) fetch(ctx context.Context, again bool) error {
 	init := []string{"init", "--quiet", "--template="}
 	if len(g.cfg.Revision) == 64 && isCommit(g.cfg.Revision) {
 		init = append(init, "--object-format=sha256")
@@ -193,10 +210,7 @@ func (g *git) fetch(ctx context.Context) error {
 	if err := g.run(ctx, init...); err != nil {
 		return err
 	}
-	if err := g.run(ctx, "config", "remote.origin.url", g.cfg.URL); err != nil {
-		return err
-	}
-	if err := g.run(ctx, "config", "remote.origin.fetch", "+refs/heads/*:refs/remotes/origin/*"); err != nil {
+	if err := g.addOrigin(); err != nil {
 		return err
 	}
 	// Only FETCH_HEAD is needed. A branch origin/x of an earlier clone would be in the way of a new origin/x/y.
@@ -210,7 +224,7 @@ func (g *git) fetch(ctx context.Context) error {
 	case err == nil:
 		args = append(args, "--unshallow")
 	}
-	if g.run(ctx, "rev-parse", "--quiet", "--verify", "HEAD^{commit}") == nil { // no ref names what is there
+	if again && g.run(ctx, "rev-parse", "--quiet", "--verify", "HEAD^{commit}") == nil { // no ref names what is there
 		args = append(args, "--negotiation-tip=HEAD")
 	}
 	revision := g.cfg.Revision
@@ -220,8 +234,43 @@ func (g *git) fetch(ctx context.Context) error {
 	if len(g.cfg.Refspecs) > 0 {
 		args = append(args, "--prune")
 	}
+	args = append(args, g.settings.fetch...)
 	args = append(args, "--", "origin", revision) // FETCH_HEAD is the first
 	return g.run(ctx, append(args, g.cfg.Refspecs...)...)
+}
+
+// addOrigin adds the remote to the configuration of the repository, which is new: reset has removed that of an earlier
+// clone. Two calls of git would take as long as all the rest of a small clone.
+func (g *git) addOrigin() error {
+	quoted := strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(g.cfg.URL) // it has no control characters
+	text := fmt.Sprintf("[remote \"origin\"]\n\turl = \"%s\"\n\tfetch = +refs/heads/*:refs/remotes/origin/*\n", quoted)
+	file, err := os.OpenFile(filepath.Join(g.cfg.Dir, ".git", "config"), os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		return fmt.Errorf("configure the repository: %w", err)
+	}
+	_, err = file.WriteString(text)
+	return cmp.Or(err, file.Close())
+}
+
+// head returns the commit that is checked out.
+func (g *git) head() (string, error) {
+	text, err := os.ReadFile(filepath.Join(g.cfg.Dir, ".git", "HEAD"))
+	commit := strings.TrimSpace(string(text))
+	if err == nil && !isCommit(commit) {
+		err = fmt.Errorf("git has not checked out a commit: HEAD is %.100q", commit)
+	}
+	return commit, err
+}
+
+// cleanAs removes files of an earlier clone, in the way that GIT_CLEAN_FLAGS says.
+func (g *git) cleanAs(ctx context.Context) error {
+	switch {
+	case g.settings.clean == nil:
+		return g.clean(ctx)
+	case len(g.settings.clean) == 0:
+		return nil
+	}
+	return g.run(ctx, append([]string{"clean", "--quiet"}, g.settings.clean...)...)
 }
 
 // index rebuilds the index of an earlier clone from the content of its files: an index of the earlier build can say of
@@ -247,8 +296,13 @@ func (g *git) submodules(ctx context.Context, again bool) error {
 	if g.cfg.Submodules == Recursive {
 		args = append(args, "--recursive")
 	}
-	if g.cfg.Depth > 0 {
-		args = append(args, "--depth="+strconv.Itoa(g.cfg.Depth))
+	depth := g.cfg.Depth
+	if g.submoduleDepth >= 0 {
+		depth = g.submoduleDepth
 	}
-	return g.run(ctx, args...)
+	if depth > 0 {
+		args = append(args, "--depth="+strconv.Itoa(depth))
+	}
+	args = append(args, g.submoduleUpdate...)
+	return g.run(ctx, append(append(args, "--"), g.paths...)...)
 }

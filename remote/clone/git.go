@@ -30,7 +30,8 @@ func IsFault(err error) bool {
 
 // git runs git in the directory of a clone.
 type git struct {
-	cfg   *Config
+	cfg *Config
+	settings
 	login *login // nil without a password
 }
 
@@ -45,7 +46,7 @@ func (g *git) options() []string {
 		server := strings.Join(strings.Split(g.cfg.URL, "/")[:3], "/")
 		options = append(options, "-c", "credential.helper=", "-c", "credential."+server+".helper="+loginHelper)
 	}
-	return options
+	return append(options, g.httpsForSSH()...)
 }
 
 // environment returns the environment of git.

@@ -31,7 +31,7 @@ func (g *git) refetch(ctx context.Context, fetched error) error {
 	if err := rmtree.Remove(filepath.Join(g.cfg.Dir, ".git")); err != nil {
 		return fmt.Errorf("remove an earlier clone: %w", err)
 	}
-	return g.fetch(ctx)
+	return g.fetch(ctx, false)
 }
 
 // verify compares a commit, its directories and its files with their names. git does that with objects that arrive, not

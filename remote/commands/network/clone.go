@@ -59,7 +59,9 @@ func cloneRepository(fl *pflag.FlagSet) commands.Runner {
 			}
 			return cmp.Or(endsignal.Code(ctx), code), nil
 		}
-		fmt.Fprintf(os.Stderr, "checked out %s\n", commit)
+		if commit != "" {
+			fmt.Fprintf(os.Stderr, "checked out %s\n", commit)
+		}
 		return 0, nil
 	}
 }
