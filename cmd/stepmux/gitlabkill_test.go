@@ -204,7 +204,9 @@ func requireEachOnce(
 		require.Equal(t, reason, got.Reason, "job %d", i)
 		require.Equal(t, 1, got.Final, "job %d", i)
 		var lines, wanted []string
-		for line := range strings.Lines(string(got.Trace)) {
+		log, err := gitlabtest.ReadLog(got.Trace)
+		require.NoError(t, err, "job %d: %s", i, got.Trace)
+		for line := range strings.Lines(log.Text) {
 			if strings.HasPrefix(line, "line ") {
 				lines = append(lines, line)
 			}

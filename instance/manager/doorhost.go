@@ -107,24 +107,24 @@ type door interface {
 // ServeGitea takes jobs from a Gitea server, until the Manager is shut down or ctx ends. The jobs that run then go on:
 // the next manager reports them.
 func (m *Manager) ServeGitea(ctx context.Context, cfg giteadoor.Config) {
-	m.serveDoor(ctx, giteadoor.New(cfg, m.doorHost(cfg.Party())))
+	m.serveDoor(ctx, giteadoor.New(cfg, m.doorHost(cfg.Party(), nil)))
 }
 
 // ServeGitLab is ServeGitea for a GitLab server. It fails at once if a file of TLS cannot be read.
 func (m *Manager) ServeGitLab(ctx context.Context, cfg gitlabdoor.DoorConfig) error {
-	d, err := gitlabdoor.NewDoor(cfg, m.doorHost(cfg.Party()))
+	d, err := gitlabdoor.NewDoor(cfg, m.doorHost(cfg.Party(), cfg.Labels))
 	if err == nil {
 		m.serveDoor(ctx, d)
 	}
 	return err
 }
 
-// doorHost is the manager, for the door of a party.
-func (m *Manager) doorHost(party string) jobdoor.Host {
+// doorHost is the manager, for the door of a party whose jobs need these labels.
+func (m *Manager) doorHost(party string, labels map[string]string) jobdoor.Host {
 	texts := &doorTexts{m: m}
 	return jobdoor.Host{
 		Reserve: func(ctx context.Context) (jobdoor.Room, error) {
-			r, err := m.cfg.Group.Reserve(ctx, party, nil)
+			r, err := m.cfg.Group.Reserve(ctx, party, labels)
 			if err != nil {
 				return nil, err
 			}

@@ -106,11 +106,12 @@ var allowed = map[string][]string{
 	},
 	"instance/manager/gitlabdoor": {
 		"instance/manager/jobdoor", "instance/manager/managerv1", "internal/pause", "internal/servercall",
-		"internal/termtext", "internal/yamltree", "remote/api/stepmuxv1", "remote/step/lang",
+		"internal/termtext", "internal/yamltree", "remote/api/stepmuxv1", "remote/step/lang", "remote/step/mask/tokens",
 	},
 	"instance/manager/gitlabdoor/runnerconfig": {"instance/manager/jobdoor", "internal/sortedkeys"},
 	"instance/manager/jobdoor": {
 		"instance/manager/managerv1", "internal/boundedfile", "internal/pause", "internal/termtext", "internal/yamltree",
+		"remote/step/lang", // for the marks of steps
 	},
 	"instance/manager/page": {
 		"internal/plural",
@@ -300,7 +301,9 @@ var allowed = map[string][]string{
 	"remote/cgroup":     {"remote/api/vmconfig", "internal/pause"},
 	"remote/isolate":    {"remote/api/vmconfig", "internal/wire", "internal/boundedfile", "internal/oserr"},
 	"remote/job/joblog": {"internal/oserr"},
-	"remote/step/mask":  {"internal/lazyregexp", "remote/step/expr"},
+	"remote/step/mask":  {"internal/lazyregexp", "remote/step/expr", "remote/step/mask/tokens"},
+
+	"remote/step/mask/tokens": {},
 
 	"remote/api/runnerproto": {},
 	"remote/api/stepmuxv1":   {},

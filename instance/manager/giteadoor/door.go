@@ -3,7 +3,6 @@ package giteadoor
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -314,7 +313,7 @@ func (d *Door) question(
 		if i < len(rooms) {
 			room = rooms[i]
 		}
-		d.begin(life, ctx, &record{Task: task, Runner: runner, Marks: strings.ToLower(rand.Text()[:12])}, room)
+		d.begin(life, ctx, &record{Task: task, Runner: runner, Marks: jobdoor.NewMarks()}, room)
 	}
 	jobdoor.Release(rooms[min(len(tasks), len(rooms)):])
 	return answer{len(tasks), now, err}

@@ -3,11 +3,11 @@ package giteadoor
 import (
 	"bytes"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
 
+	"github.com/stepmux/stepmux/instance/manager/jobdoor"
 	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
@@ -26,7 +26,7 @@ type rows struct {
 
 // newRows returns rows for a job with so many steps, whose marks have a token.
 func newRows(token string, steps int, take func(Row)) *rows {
-	r := &rows{mark: []byte("##[step:" + token + "] "), take: take, steps: make([]Step, steps)}
+	r := &rows{mark: jobdoor.MarkPrefix(token), take: take, steps: make([]Step, steps)}
 	for i := range r.steps {
 		r.steps[i].ID = int64(i)
 	}
@@ -82,13 +82,12 @@ func (r *rows) end(at time.Time) {
 		r.split(at)
 	}
 	line := bytes.TrimSuffix(r.line, []byte{'\r'})
-	if i := bytes.Index(line, r.mark); i >= 0 { // the line before it may be unfinished
-		if i > 0 {
-			r.put(line[:i], at)
-		}
-		r.note(string(line[i+len(r.mark):]), at)
-	} else {
-		r.put(line, at)
+	before, step, what, found := jobdoor.CutMark(line, r.mark)
+	if len(before) > 0 || !found {
+		r.put(before, at)
+	}
+	if found {
+		r.note(step, what, at)
 	}
 	r.line = r.line[:0]
 }
@@ -111,14 +110,12 @@ var results = map[string]string{
 }
 
 // note notes a mark: the number of a step, and begin or its result.
-func (r *rows) note(text string, at time.Time) {
-	number, word, _ := strings.Cut(text, " ")
-	i, err := strconv.Atoi(number)
-	if err != nil || i < 0 || i >= len(r.steps) {
+func (r *rows) note(i int, word string, at time.Time) {
+	if i < 0 || i >= len(r.steps) {
 		return
 	}
 	s := &r.steps[i]
-	if word == "begin" {
+	if word == jobdoor.MarkBegin {
 		s.LogIndex, s.StartedAt = r.count, &at
 		return
 	}

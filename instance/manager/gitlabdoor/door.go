@@ -35,6 +35,8 @@ type DoorConfig struct {
 	TokenFile string
 	// Image is that of jobs that name none. If empty, those run on the VM itself, or in the manager's image.
 	Image string
+	// Labels are those that a VM must have for the jobs. Empty: all VMs.
+	Labels map[string]string
 	// Environment has variables for the steps of each job.
 	Environment map[string]string
 	// Files are those of TLS.
@@ -72,6 +74,36 @@ type Door struct {
 	client *Client // of no runner
 	// acknowledges says that the server waits until a job is acknowledged. It is learned by the first job.
 	acknowledges, learned atomic.Bool
+	token                 atomic.Value // of the runner, shortened: a string
+	numbers               numbers      // of the jobs
+}
+
+// numbers gives each job of a runner that runs the smallest number that no other has. The zero value is ready for use.
+type numbers struct {
+	mu   sync.Mutex // guards the following
+	used map[int]bool
+}
+
+// take takes a number, or the smallest that is free if it is negative.
+func (n *numbers) take(number int) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.used == nil {
+		n.used = map[int]bool{}
+	}
+	for i := 0; number < 0; i++ {
+		if !n.used[i] {
+			number = i
+		}
+	}
+	n.used[number] = true
+	return number
+}
+
+func (n *numbers) free(number int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.used, number)
 }
 
 // NewDoor returns a Door. It reads the files of TLS. The caller calls Serve.
@@ -131,6 +163,7 @@ func (d *Door) enter(ctx context.Context) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the token of the runner: %w", err)
 	}
+	d.token.Store(shorten(token))
 	client := d.client.As(token, system)
 	_, err = client.Verify(ctx)
 	return client, err
@@ -254,9 +287,18 @@ func (d *Door) ask(term context.Context, client *Client, room jobdoor.Room, last
 	return job, now, err
 }
 
+// record returns the record of a job that has come.
+func (d *Door) record(job *Job) *record {
+	token, _ := d.token.Load().(string)
+	return &record{
+		Job: job, Answer: job.Answer, Marks: jobdoor.NewMarks(), At: time.Now(),
+		Runner: runnerFacts{Token: token, Version: d.Host().Version, Number: d.numbers.take(-1), Image: d.cfg.Image},
+	}
+}
+
 // begin keeps a job and starts its report. room is released in any case.
 func (d *Door) begin(life, term context.Context, job *Job, room jobdoor.Room) {
-	r := &record{Job: job, Answer: job.Answer}
+	r := d.record(job)
 	t := newTask(d, r)
 	t.fresh = true
 	d.Begin(life, term, job.ID, r.encode, room, t.run)
@@ -271,5 +313,6 @@ func (d *Door) Resume(_ string, text []byte) (jobdoor.Report, error) {
 	if r.Job == nil || r.Job.ID <= 0 {
 		return nil, errors.New("it has no job")
 	}
+	d.numbers.take(r.Runner.Number)
 	return newTask(d, r).run, nil
 }

@@ -34,7 +34,7 @@ func TestTheImageOfAServerIsForJobsWithoutOne(t *testing.T) {
 		}
 		answer, err := json.Marshal(job)
 		require.NoError(t, err)
-		_, err = newTask(d, &record{Job: &Job{ID: 1}, Answer: answer}).submit(t.Context(), nil)
+		_, err = newTask(d, d.record(&Job{ID: 1, Answer: answer})).submit(t.Context(), nil)
 		require.NoError(t, err)
 		require.Contains(t, text, `"name":"`+want+`"`)
 	}

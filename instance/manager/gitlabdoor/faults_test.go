@@ -32,7 +32,7 @@ func whole() string {
 	for i := range 30 {
 		fmt.Fprintf(&all, "line %d\n", i)
 	}
-	return all.String() + "\x1b[32;1mJob succeeded\x1b[0;m\n"
+	return "\x1b[36;1mPreparing environment\x1b[0;m\n" + all.String() + "\x1b[32;1mJob succeeded\x1b[0;m\n"
 }
 
 // phase is a phase of a job, by the call that it makes.
@@ -109,7 +109,7 @@ func TestEachRefusalOfACallIsAnswered(t *testing.T) {
 					h.serve()
 					got := h.ended(h.fake.Add(gitlabtest.Script("true")))
 					require.Equal(t, gitlabtest.Success, got.Status)
-					require.Equal(t, whole(), string(got.Trace))
+					require.Equal(t, whole(), shown(t, got.Trace))
 					require.Equal(t, 1, h.count())
 				})
 			})
@@ -134,7 +134,7 @@ func TestATraceThatTheServerLosesIsSentAgain(t *testing.T) {
 		})
 		h.serve()
 		got := h.ended(h.fake.Add(gitlabtest.Script("true")))
-		require.Equal(t, whole(), string(got.Trace))
+		require.Equal(t, whole(), shown(t, got.Trace))
 		require.Positive(t, cut)
 		require.Equal(t, 2, got.Final)
 		statuses := map[int]int{}
@@ -161,7 +161,7 @@ func TestAClockThatJumpsDelaysNothing(t *testing.T) {
 			h.fake.FailBody(phases()[4].once(gitlabtest.Fault{Status: http.StatusTooManyRequests, Header: header}))
 			h.serve()
 			got := h.ended(h.fake.Add(gitlabtest.Script("true")))
-			require.Equal(t, whole(), string(got.Trace))
+			require.Equal(t, whole(), shown(t, got.Trace))
 			var pieces []time.Time
 			for _, c := range h.fake.Calls() {
 				if c.Method == http.MethodPatch {
@@ -206,7 +206,7 @@ func TestATokenThatIsRevokedEndsNoJob(t *testing.T) {
 		require.EqualValues(t, 1, d.Standing().Jobs)
 		got := h.ended(id)
 		require.Equal(t, gitlabtest.Success, got.Status)
-		require.Equal(t, whole(), string(got.Trace))
+		require.Equal(t, whole(), shown(t, got.Trace))
 		require.Equal(t, jobdoor.Away, d.Standing().State)
 		h.fake.Renew()
 		require.Equal(t, gitlabtest.Success, h.ended(h.fake.Add(gitlabtest.Script("true"))).Status)
@@ -261,7 +261,7 @@ func beAway(t *testing.T, p phase, how gitlabtest.Fault, acknowledges bool) {
 	time.Sleep(35 * time.Minute) // of the bubble
 	got := h.ended(id)
 	require.Equal(t, gitlabtest.Success, got.Status)
-	require.Equal(t, whole(), string(got.Trace))
+	require.Equal(t, whole(), shown(t, got.Trace))
 	require.Equal(t, 1, h.count(), "it runs once")
 	require.LessOrEqual(t, got.Final, 2, "one whose answer was lost is told again")
 	time.Sleep(time.Minute) // of the bubble

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
 	"regexp"
 	"slices"
@@ -53,6 +54,7 @@ type payload struct {
 	Secrets      map[string]json.RawMessage `json:"secrets"`
 	Run          string                     `json:"run"` // a list of steps in JSON
 	Features     struct {
+		Sections       bool     `json:"trace_sections"`
 		MaskPrefixes   []string `json:"token_mask_prefixes"`
 		FailureReasons []string `json:"failure_reasons"`
 	} `json:"features"`
@@ -82,6 +84,12 @@ type image struct {
 	Entrypoint []string   `json:"entrypoint"`
 	Variables  []variable `json:"variables"`
 	PullPolicy []string   `json:"pull_policy"`
+	Options    struct {
+		Docker struct {
+			Platform string `json:"platform"`
+			User     any    `json:"user"` // a text or a number
+		} `json:"docker"`
+	} `json:"executor_opts"`
 }
 
 // artifact describes files that are uploaded.
@@ -127,7 +135,7 @@ const (
 
 // The variables of a job that say how its sources are fetched.
 const (
-	strategyVariable, checkoutVariable     = "GIT_STRATEGY", "GIT_CHECKOUT"
+	strategyVariable                       = "GIT_STRATEGY"
 	depthVariable, submodulesVariable      = "GIT_DEPTH", "GIT_SUBMODULE_STRATEGY"
 	clonePathVariable, projectDirVariable  = "GIT_CLONE_PATH", "CI_PROJECT_DIR"
 	tokenVariable                          = "CI_JOB_TOKEN"
@@ -140,65 +148,77 @@ type step struct {
 	Step   string         `json:"step"`
 	Inputs map[string]any `json:"inputs,omitempty"`
 	When   string         `json:"when,omitempty"`
+
+	in section // of the trace
 }
 
-// pipeline returns the request for a pipeline of one job, at a server with a name and a URL. An error is about the
-// job: it cannot run, and the text says why.
+// origin is where a job comes from, and the runner that has it.
+type origin struct {
+	Name, URL string            // of the server
+	Marks     string            // the token of the marks in the log
+	Labels    map[string]string // that the VM must have
+	runnerFacts
+}
+
+// pipeline returns the request for a pipeline of one job, and the shape of its trace. An error is about the job: it
+// cannot run, and the text says why; the shape is that of a job without steps.
 //
 // The text of the pipeline is a .gitlab-ci.yml, in JSON. The manager brings its caches, and its containers. Sources
 // come by the step git/clone, artifacts of other jobs by artifacts/download, and its own ones go by artifacts/upload.
-func (p *payload) pipeline(server, address string) (*pb.SubmitPipelineRequest, error) {
+func (p *payload) pipeline(from origin) (*pb.SubmitPipelineRequest, *shape, error) {
+	if p.Image.name() == "" && from.Image != "" {
+		p.Image = &image{Name: from.Image}
+	}
+	vars := p.variables(from.runnerFacts)
+	look := p.shape(vars, from.Marks)
+	req, steps, err := p.request(from, vars)
+	if err == nil {
+		look.steps = steps
+	}
+	return req, look, err
+}
+
+// request returns the request, and the sections of the steps of the job.
+func (p *payload) request(from origin, vars *variables) (_ *pb.SubmitPipelineRequest, steps []section, err error) {
 	if len(p.Secrets) > 0 {
-		return nil, errors.New("the job has secrets of a vault, which are not fetched here: give them as masked variables")
+		return nil, nil, errors.New("the job has secrets of a vault, which are not fetched here: give them as masked " +
+			"variables")
 	}
 	if len(p.Variables) > maxVariables {
-		return nil, fmt.Errorf("the job has %d variables; at most %d can be given", len(p.Variables), maxVariables)
+		return nil, nil, fmt.Errorf("the job has %d variables; at most %d can be given", len(p.Variables), maxVariables)
 	}
-	vars := p.variables()
 	job := map[string]any{}
 	if p.Info.Stage != "" {
 		job["stage"] = p.Info.Stage
 	}
 	setup, err := p.sources(vars)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	downloads, tokens := p.downloads(address)
+	downloads, tokens := p.downloads(from.URL)
 	setup = append(setup, downloads...)
-	teardown := []step{}
-	switch {
-	case p.Run != "":
-		list, err := p.steps()
-		if err != nil {
-			return nil, err
-		}
-		job["run"] = list
-	default:
-		for _, s := range p.Steps {
-			switch s.Name {
-			case "script", "after_script":
-				if len(s.Script) > 0 {
-					job[s.Name] = s.Script
-				}
-			default: // release, and those of multi_build_steps
-				teardown = append(teardown, scripted(s))
-			}
-		}
-		if job["script"] == nil {
-			return nil, errors.New("the job has no script")
-		}
+	main, teardown, err := p.scripts(job)
+	if err != nil {
+		return nil, nil, err
 	}
-	teardown = append(teardown, p.uploads(vars, address)...)
+	teardown = append(teardown, p.uploads(vars, from.URL)...)
 	job["setup"], job["teardown"] = setup, teardown
 	if caches := p.caches(); len(caches) > 0 {
 		job["cache"] = caches
+	}
+	if len(from.Labels) > 0 {
+		tags := []string{}
+		for _, name := range slices.Sorted(maps.Keys(from.Labels)) {
+			tags = append(tags, name+"="+from.Labels[name])
+		}
+		job["tags"] = tags
 	}
 	p.container(job)
 	text := map[string]any{jobName: job}
 	if p.Info.Stage != "" {
 		text["stages"] = []string{p.Info.Stage}
 	}
-	options := &stepmuxv1.Job{Variables: tokens}
+	options := &stepmuxv1.Job{Variables: tokens, MaskPrefixes: p.maskPrefixes(vars)}
 	if seconds := p.Runner.Timeout; seconds > 0 {
 		options.Timeout = durationpb.New(time.Duration(min(seconds, maxSeconds)) * time.Second)
 	}
@@ -217,16 +237,55 @@ func (p *payload) pipeline(server, address string) (*pb.SubmitPipelineRequest, e
 	encoder := json.NewEncoder(&out)
 	encoder.SetEscapeHTML(false)
 	if err := encoder.Encode(text); err != nil {
-		return nil, fmt.Errorf("the job: %w", err)
+		return nil, nil, fmt.Errorf("the job: %w", err)
 	}
-	name := fmt.Sprintf("%s/%s#%d/%s", server, p.Info.ProjectPath, p.Info.Pipeline, p.Info.Name)
+	name := fmt.Sprintf("%s/%s#%d/%s", from.Name, p.Info.ProjectPath, p.Info.Pipeline, p.Info.Name)
 	name = termtext.Cut(termtext.Line(name), maxName) // it is in lists and messages
 	return &pb.SubmitPipelineRequest{
 		Source: &pb.PipelineSource{
-			Name: name, Text: out.Bytes(), Format: "gitlab-ci", Directory: p.Info.ProjectName,
+			Name: name, Text: out.Bytes(), Format: "gitlab-ci", Directory: p.Info.ProjectName, Marks: from.Marks,
 		},
-		Options: options, Repository: server + "/" + p.Info.ProjectPath, InImage: p.Image.name() != "",
-	}, nil
+		Options: options, Repository: from.Name + "/" + p.Info.ProjectPath, InImage: p.Image.name() != "",
+	}, slices.Concat(sectionsOf(setup), main, sectionsOf(teardown)), nil
+}
+
+// scripts adds the scripts of the job, or its steps, and returns their sections, and steps that come after them.
+func (p *payload) scripts(job map[string]any) (main []section, teardown []step, err error) {
+	teardown = []step{}
+	if p.Run != "" {
+		list, err := p.steps()
+		job["run"] = list
+		return slices.Repeat([]section{stepSection("run")}, len(list)), teardown, err
+	}
+	for _, s := range p.Steps {
+		switch {
+		case s.Name != scriptKey && s.Name != afterScriptKey: // release, and those of multi_build_steps
+			after := scripted(s)
+			after.in = stepSection(strings.ToLower(s.Name))
+			teardown = append(teardown, after)
+		case len(s.Script) == 0:
+		default:
+			job[s.Name] = s.Script
+		}
+	}
+	if job[scriptKey] == nil {
+		return nil, nil, errors.New("the job has no script")
+	}
+	main = []section{stepSection(scriptKey)}
+	if job[afterScriptKey] != nil {
+		main = append(main, afterSection)
+	}
+	return main, teardown, nil
+}
+
+const scriptKey, afterScriptKey = "script", "after_script"
+
+// sectionsOf returns the sections of steps.
+func sectionsOf(steps []step) (all []section) {
+	for _, s := range steps {
+		all = append(all, s.in)
+	}
+	return all
 }
 
 // maxSeconds bounds the timeout of a job: a year.
@@ -247,11 +306,12 @@ type variables struct {
 
 var variableNames = regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_]*$`)
 
-// variables returns the variables of the job. A name that no shell takes is left out, as a shell does.
-func (p *payload) variables() *variables {
+// variables returns the variables of the job, with those that a runner adds. A name that no shell takes is left out, as
+// a shell does.
+func (p *payload) variables(runner runnerFacts) *variables {
 	vars := &variables{byID: map[string]int{}}
-	own := []variable{{Key: "CI_SERVER", Value: "yes"}, {Key: tokenVariable, Value: p.Token, Masked: true, Raw: true}}
-	for _, v := range slices.Concat(own, p.Variables) {
+	before, after := p.added(runner)
+	for _, v := range slices.Concat(before, p.Variables, after) {
 		v.Value = strings.ReplaceAll(strings.ToValidUTF8(v.Value, "\uFFFD"), "\x00", "")
 		i, known := vars.byID[v.Key]
 		switch {
@@ -357,9 +417,6 @@ func (p *payload) sources(vars *variables) (all []step, err error) {
 	default:
 		return nil, fmt.Errorf("the variable %s is %.40q: write fetch, clone, none or empty", strategyVariable, strategy)
 	}
-	if vars.get(checkoutVariable) == "false" {
-		return nil, nil
-	}
 	if vars.get(clonePathVariable) != "" {
 		return nil, fmt.Errorf("the variable %s has no effect here: a job has its directory", clonePathVariable)
 	}
@@ -390,13 +447,16 @@ func (p *payload) sources(vars *variables) (all []step, err error) {
 	hook := func(name string) {
 		for _, h := range p.Hooks {
 			if h.Name == name && len(h.Script) > 0 {
-				all = append(all, scripted(h))
+				s := scripted(h)
+				s.in = sourcesSection
+				all = append(all, s)
 			}
 		}
 	}
 	hook(preSources)
 	all = append(all, step{
 		Name: "get_sources", Step: "builtin://" + lang.CloneStep, Inputs: inputs, When: onSuccess,
+		in: sourcesSection,
 	})
 	hook(afterHook)
 	return all, nil

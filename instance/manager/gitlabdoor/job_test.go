@@ -28,6 +28,9 @@ const base = `{
 	"steps": [{"name": "script", "script": ["echo on"], "when": "on_success"}]
 }`
 
+// fromLab is where the jobs come from.
+var fromLab = origin{Name: "gl", URL: "https://gitlab.example.com", Marks: "t0ken"}
+
 // jobOf returns the base with other fields.
 func jobOf(t *testing.T, change string) *payload {
 	t.Helper()
@@ -48,7 +51,7 @@ func jobOf(t *testing.T, change string) *payload {
 // made returns the request for a job, its job as the manager reads it, and the text.
 func made(t *testing.T, change string) (req *pb.SubmitPipelineRequest, job map[string]any, read *standalone.Job) {
 	t.Helper()
-	req, err := jobOf(t, change).pipeline("gl", "https://gitlab.example.com")
+	req, _, err := jobOf(t, change).pipeline(fromLab)
 	require.NoError(t, err)
 	var text map[string]any
 	require.NoError(t, json.Unmarshal(req.Source.Text, &text))
@@ -179,7 +182,7 @@ func TestJobsThatCannotRunSayWhy(t *testing.T) {
 		`{"variables": [{"key": "GIT_SUBMODULE_STRATEGY", "value": "some"}]}`:     "GIT_SUBMODULE_STRATEGY",
 		`{"variables": [{"key": "GIT_CLONE_PATH", "value": "$CI_BUILDS_DIR/x"}]}`: "GIT_CLONE_PATH",
 	} {
-		_, err := jobOf(t, change).pipeline("gl", "https://gitlab.example.com")
+		_, _, err := jobOf(t, change).pipeline(fromLab)
 		require.ErrorContains(t, err, want, "%s", change)
 	}
 }
@@ -187,7 +190,8 @@ func TestJobsThatCannotRunSayWhy(t *testing.T) {
 // Values of a server with megabytes of references to each other stay bounded.
 func TestExpansionIsBounded(t *testing.T) {
 	t.Parallel()
-	vars := (&payload{Variables: []variable{{Key: "BIG", Value: string(make([]rune, 1000)) + "x"}}}).variables()
+	p := &payload{Variables: []variable{{Key: "BIG", Value: string(make([]rune, 1000)) + "x"}}}
+	vars := p.variables(runnerFacts{})
 	vars.list[vars.byID["BIG"]].Value = string(make([]byte, maxExpanded/2))
 	require.LessOrEqual(t, len(vars.expand("$BIG$BIG$BIG$BIG")), maxExpanded)
 }

@@ -20,6 +20,7 @@ func (p *payload) downloads(address string) (all []step, tokens []*stepmuxv1.Var
 		all = append(all, step{
 			Name: "artifacts_of_" + id, Step: "builtin://" + lang.DownloadArtifactsStep, When: onSuccess,
 			Inputs: map[string]any{"id": id, "url": address, "token": "${{ vars." + dependencyToken + id + " }}"},
+			in:     downloadSection,
 		})
 	}
 	return all, tokens
@@ -43,7 +44,10 @@ func (p *payload) uploads(vars *variables, address string) (all []step) {
 				inputs[key] = lang.Escape(value)
 			}
 		}
-		s := step{Name: fmt.Sprintf("upload_%d", i+1), Step: "builtin://" + lang.UploadArtifactsStep, Inputs: inputs}
+		s := step{
+			Name: fmt.Sprintf("upload_%d", i+1), Step: "builtin://" + lang.UploadArtifactsStep, Inputs: inputs,
+			in: uploadSection,
+		}
 		s.When = whenOf(a.When)
 		all = append(all, s)
 	}
@@ -111,6 +115,19 @@ func (i *image) keys() map[string]any {
 	}
 	if len(values) > 0 {
 		keys["variables"] = values
+	}
+	docker := map[string]any{}
+	if i.Options.Docker.Platform != "" {
+		docker["platform"] = i.Options.Docker.Platform
+	}
+	switch user := i.Options.Docker.User.(type) {
+	case string:
+		docker["user"] = user
+	case float64: // of JSON
+		docker["user"] = strconv.FormatFloat(user, 'f', -1, 64)
+	}
+	if len(docker) > 0 {
+		keys["docker"] = docker
 	}
 	return keys
 }

@@ -13,7 +13,9 @@ type Servers struct{ jobdoor.Servers[DoorConfig] }
 // ID implements jobdoor.Named.
 func (cfg DoorConfig) ID() string { return cfg.Name }
 
-var serverKeys = []string{"url", "token-file", "name", "limit", "share", "image", "environment", "ca", "cert", "key"}
+var serverKeys = []string{
+	"url", "token-file", "name", "limit", "share", "image", "labels", "environment", "ca", "cert", "key",
+}
 
 // Read implements flagfile.Structured.
 func (s *Servers) Read(r *yamltree.Reader, n *yaml.Node) { s.ReadAll(r, n, "gitlab", readServer) }
@@ -33,11 +35,10 @@ func readServer(r *yamltree.Reader, n *yaml.Node) (server DoorConfig) {
 			server.Share = jobdoor.ReadCount(r, e)
 		case "image":
 			server.Image = r.String(e.Value, e.Key)
+		case "labels":
+			server.Labels = readTexts(r, e)
 		case "environment":
-			server.Environment = map[string]string{}
-			for _, v := range r.Mapping(e.Value, e.Key) {
-				server.Environment[v.Key] = r.String(v.Value, v.Key)
-			}
+			server.Environment = readTexts(r, e)
 		case "ca":
 			server.Files.CA = r.String(e.Value, e.Key)
 		case "cert":
@@ -59,12 +60,22 @@ func readServer(r *yamltree.Reader, n *yaml.Node) (server DoorConfig) {
 	return server
 }
 
+// readTexts reads texts by their names.
+func readTexts(r *yamltree.Reader, e yamltree.Entry) map[string]string {
+	all := map[string]string{}
+	for _, v := range r.Mapping(e.Value, e.Key) {
+		all[v.Key] = r.String(v.Value, v.Key)
+	}
+	return all
+}
+
 // Schema implements flagfile.Structured.
 func (s *Servers) Schema() map[string]any {
 	text := jobdoor.Text
+	texts := map[string]any{"type": "object", "additionalProperties": text}
 	return jobdoor.SchemaOf(map[string]any{
 		"url": text, "token-file": text, "name": text, "image": text, "limit": jobdoor.Count, "share": jobdoor.Count,
 		"ca": text, "cert": text, "key": text,
-		"environment": map[string]any{"type": "object", "additionalProperties": text},
+		"labels": texts, "environment": texts,
 	})
 }

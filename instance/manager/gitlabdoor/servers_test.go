@@ -21,8 +21,8 @@ func TestServersOfAConfiguration(t *testing.T) {
 	}
 	file := filepath.Join(t.TempDir(), "token")
 	require.NoError(t, os.WriteFile(file, []byte(" glrt-secret\n"), 0o600))
-	s, err := read("- {url: 'https://GitLab.example.com', token-file: " + file + ", limit: 3, environment: {A: b},\n" +
-		"  image: 'ruby:3.4'}\n" +
+	s, err := read("- {url: 'https://GitLab.example.com', token-file: " + file + ", limit: 3, " +
+		"labels: {gpu: true}, environment: {A: b}, image: 'ruby:3.4'}\n" +
 		"- {url: 'http://localhost', token-file: /none, name: other, share: 2, ca: ca.pem, cert: c.pem, key: k.pem}\n")
 	require.NoError(t, err)
 	first, second := s.Servers[0], s.Servers[1]
@@ -30,6 +30,7 @@ func TestServersOfAConfiguration(t *testing.T) {
 	require.Equal(t, 3, first.Limit)
 	require.Equal(t, "ruby:3.4", first.Image)
 	require.Equal(t, map[string]string{"A": "b"}, first.Environment)
+	require.Equal(t, map[string]string{"gpu": "true"}, first.Labels)
 	token, err := first.Token()
 	require.NoError(t, err)
 	require.Equal(t, "glrt-secret", token)
@@ -38,7 +39,8 @@ func TestServersOfAConfiguration(t *testing.T) {
 	_, err = second.Token()
 	require.ErrorIs(t, err, os.ErrNotExist)
 	for text, want := range map[string]string{
-		"{url: 'https://a', token-file: x, labels: [a]}":                        `unknown key "labels"`,
+		"{url: 'https://a', token-file: x, labels: [a]}":                        "labels must be a mapping",
+		"{url: 'https://a', token-file: x, tags: [a]}":                          `unknown key "tags"`,
 		"{url: gitlab.example.com, token-file: x}":                              "write that of the server",
 		"{url: 'https://a'}":                                                    "token-file is missing",
 		"{url: 'https://a', token-file: x, limit: 0}":                           "write a positive number",

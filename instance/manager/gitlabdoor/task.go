@@ -11,17 +11,24 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/stepmux/stepmux/instance/manager/jobdoor"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/pause"
 	"github.com/stepmux/stepmux/internal/termtext"
+	"github.com/stepmux/stepmux/remote/step/mask/tokens"
 )
 
 // record is a job that this door has. With it another manager can go on.
 type record struct {
 	Job    *Job            `json:"job"`
 	Answer json.RawMessage `json:"answer"`
+	// Marks is the token of the marks in the log, and At is when the job came.
+	Marks string    `json:"marks,omitempty"`
+	At    time.Time `json:"at"`
+	// Runner has facts about the runner at that time.
+	Runner runnerFacts `json:"runner"`
 	// Refused is why the job cannot run, if that was found out when it came.
 	Refused string `json:"refused,omitempty"`
 }
@@ -52,12 +59,28 @@ type task struct {
 	build   string        // of the job; empty before it has one
 	ended   bool          // the job has ended, and has the following
 	logged  int64         // the length of its log
-	last    string        // the lines after the log
+	last    []string      // the lines after the log
 	final   Update
+
+	shape    *shape       // of the trace
+	reasons  []string     // of failures that the server knows
+	prefixes []string     // of tokens
+	reads    [2]traceRead // of the trace: by the report, and by its watch. Each has one goroutine.
 }
 
 func newTask(d *Door, r *record) *task {
-	return &task{d: d, record: r, logger: d.Host().Logger.With("job", r.Job.ID), changed: make(chan struct{})}
+	t := &task{d: d, record: r, logger: d.Host().Logger.With("job", r.Job.ID), changed: make(chan struct{})}
+	p := &payload{}
+	_ = json.Unmarshal(r.Answer, p) // submit tells it
+	_, t.shape, _ = p.pipeline(t.origin())
+	t.reasons, t.prefixes = p.Features.FailureReasons, p.Features.MaskPrefixes
+	return t
+}
+
+// origin says where the job comes from.
+func (t *task) origin() origin {
+	cfg := &t.d.cfg
+	return origin{cfg.Name, cfg.URL, t.record.Marks, cfg.Labels, t.record.Runner}
 }
 
 // key is that of the pipeline of the job.
@@ -67,6 +90,7 @@ func (t *task) key() string {
 
 // run runs the job and reports it to its end, or until ctx ends: then the next door goes on.
 func (t *task) run(ctx context.Context, room jobdoor.Room) {
+	defer t.d.numbers.free(t.record.Runner.Number)
 	if !t.d.learned.Load() && t.learn(ctx) != nil {
 		return
 	}
@@ -145,10 +169,7 @@ func (t *task) submit(ctx context.Context, room jobdoor.Room) (id string, err er
 	if err := json.Unmarshal(t.record.Answer, p); err != nil {
 		return "", fmt.Errorf("the server sent a job of another form: %w", err)
 	}
-	if p.Image.name() == "" && t.d.cfg.Image != "" {
-		p.Image = &image{Name: t.d.cfg.Image}
-	}
-	req, err := p.pipeline(t.d.cfg.Name, t.d.cfg.URL)
+	req, _, err := p.pipeline(t.origin())
 	if err != nil {
 		return "", err
 	}
@@ -229,49 +250,87 @@ const canceled = "job_canceled"
 
 // ends notes the end of the job.
 func (t *task) ends(build string, result *jobdoor.Result) {
-	var known payload
-	_ = json.Unmarshal(t.record.Answer, &known) // of one that is wrong nothing is known
-	final, last := Update{State: Success}, "\x1b[32;1mJob succeeded\x1b[0;m\n"
+	final, last := Update{State: Success}, "\x1b[32;1mJob succeeded\x1b[0;m"
 	if result.Reason != "" {
 		final = Update{State: Failed, Reason: result.Reason, ExitCode: result.ExitCode}
 		if !slices.Contains([]string{scriptFailure, systemFailure, timeoutFailure}, final.Reason) &&
-			!slices.Contains(known.Features.FailureReasons, final.Reason) {
+			!slices.Contains(t.reasons, final.Reason) {
 			final.Reason = systemFailure
 		}
-		last = fmt.Sprintf("\x1b[31;1mERROR: Job failed: %s\x1b[0;m\n", termtext.Line(result.Message))
+		last = fmt.Sprintf("\x1b[31;1mERROR: Job failed: %s\x1b[0;m", tokens.Mask(termtext.Line(result.Message), t.prefixes))
 	}
-	t.change(func() { t.build, t.ended, t.logged, t.last, t.final = build, true, result.LogBytes, last, final })
+	t.change(func() {
+		t.build, t.ended, t.logged, t.last, t.final = build, true, result.LogBytes, []string{last}, final
+	})
 }
 
-// trace is a source: the log of the build, and then the last lines.
+// traceRead is how far a reader of the trace has come: all of the log before raw is in the first made bytes of the
+// trace, or in the renderer.
+type traceRead struct {
+	raw, made int64
+	renderer
+}
+
+// trace is a source: the log of the build as the server gets it, and then the last lines.
 func (t *task) trace(ctx context.Context, offset int64, follow bool, take func(text []byte) error) error {
+	reader := &t.reads[0]
+	if follow {
+		reader = &t.reads[1]
+	}
+	if reader.shape == nil || reader.made > offset {
+		*reader = traceRead{renderer: renderer{shape: t.shape, at: t.record.At}}
+	}
+	at := traceRead{reader.raw, reader.made, reader.copy()}
+	if at.made == 0 && at.raw == 0 {
+		at.begin()
+	}
+	pass := func() error {
+		text := at.out
+		at.out = at.out[:0]
+		skip := min(max(offset-at.made, 0), int64(len(text)))
+		at.made += int64(len(text))
+		if text = text[skip:]; len(text) == 0 {
+			return nil
+		}
+		offset = at.made
+		return take(text)
+	}
+	keep := func() { *reader = traceRead{at.raw, at.made, at.copy()} } // a piece that is taken in part is made again
+	if err := pass(); err != nil {
+		return err
+	}
 	for {
 		t.mu.Lock()
 		build, ended, logged, last, changed := t.build, t.ended, t.logged, t.last, t.changed
 		t.mu.Unlock()
-		if build != "" && (!ended || offset < logged) {
-			err := t.d.Host().Log(ctx, build, offset, follow && !ended, func(p jobdoor.Piece) error {
-				if err := fill(p.Missing, take); err != nil {
+		if build != "" && (!ended || at.raw < logged) {
+			err := t.d.Host().Log(ctx, build, at.raw, follow && !ended, func(p jobdoor.Piece) error {
+				keep()
+				if err := at.fill(p.Missing, pass); err != nil {
 					return err
 				}
-				offset += p.Missing + int64(len(p.Text))
-				return take(p.Text)
+				at.raw += p.Missing
+				for part := range slices.Chunk(p.Text, maxFill) {
+					keep()
+					at.write(part, p.At)
+					at.raw += int64(len(part))
+					if err := pass(); err != nil {
+						return err
+					}
+				}
+				return nil
 			})
 			if err != nil {
 				return err
 			}
+			keep()
 		}
 		if ended {
-			if short := logged - offset; short > 0 { // the rest is not kept any more
-				offset = logged
-				if err := fill(short, take); err != nil {
-					return err
-				}
+			if err := at.fill(logged-at.raw, pass); err != nil { // the rest is not kept any more
+				return err
 			}
-			if text := last[min(offset-logged, int64(len(last))):]; text != "" {
-				return take([]byte(text))
-			}
-			return nil
+			at.finish(last...)
+			return pass()
 		}
 		if !follow {
 			return nil
@@ -284,11 +343,12 @@ func (t *task) trace(ctx context.Context, offset int64, follow bool, take func(t
 	}
 }
 
-// fill passes as many other bytes to take as there are that are not kept any more: the server counts them.
-func fill(n int64, take func(text []byte) error) error {
+// fill writes as many other bytes as there are that are not kept any more: the server counts them.
+func (r *traceRead) fill(n int64, pass func() error) error {
 	for n > 0 {
 		part := min(n, maxFill)
-		if err := take(bytes.Repeat([]byte{'.'}, int(part))); err != nil {
+		r.write(bytes.Repeat([]byte{'.'}, int(part)), r.at)
+		if err := pass(); err != nil {
 			return err
 		}
 		n -= part

@@ -2610,8 +2610,8 @@ type PipelineSource struct {
 	HasElsewhere bool `protobuf:"varint,11,opt,name=has_elsewhere,json=hasElsewhere,proto3" json:"has_elsewhere,omitempty"`
 	// needs are the outcomes of jobs that ran elsewhere, and that each job of a workflow needs.
 	Needs map[string]*EndedJob `protobuf:"bytes,12,rep,name=needs,proto3" json:"needs,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// marks is a token: the log of a job of a workflow has a line with it where each of its steps begins and ends. Empty:
-	// there are no such lines.
+	// marks is a token: the log of a job has a line with it where each of its steps begins and ends, and the lines of its
+	// scripts are shown in colours. Empty: neither.
 	Marks string `protobuf:"bytes,13,opt,name=marks,proto3" json:"marks,omitempty"`
 	// actions is the URL of the server of actions that name none. Empty: github.com.
 	Actions       string `protobuf:"bytes,14,opt,name=actions,proto3" json:"actions,omitempty"`

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -27,6 +28,9 @@ const (
 	afterScriptTimeout = "RUNNER_AFTER_SCRIPT_TIMEOUT"
 	defaultAfterScript = "5m"
 )
+
+// ignoreErrors is the variable with false if an after_script that fails fails the job.
+const ignoreErrors = "AFTER_SCRIPT_IGNORE_ERRORS"
 
 // jobStatus is the value of CI_JOB_STATUS in an after_script.
 const jobStatus = `${{ steps.script.status == "success" && "success" || steps.script.status == "cancelled" && ` +
@@ -123,7 +127,9 @@ func (d *draft) addScripts(list *yaml.Node, parts map[string]*yaml.Node, job *Jo
 	env := d.env(step, job)
 	env.Content = append(env.Content, t.text(n, "CI_JOB_STATUS"), t.text(n, jobStatus))
 	list.Content = append(list.Content, step)
-	job.MayFail = append(job.MayFail, afterScriptStep)
+	if ignores, err := strconv.ParseBool(valueOf(job.Variables, ignoreErrors)); err != nil || ignores {
+		job.MayFail = append(job.MayFail, afterScriptStep)
+	}
 }
 
 // env gives a step the variables whose values contain a path of the project, and returns the node of its environment.

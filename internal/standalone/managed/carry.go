@@ -428,7 +428,11 @@ func (e executor) request(ctx context.Context, a *carry.Attempt) (*pb.SubmitRequ
 	}
 	job = job.With(&stepmuxv1.Job{
 		PassEnv: options.GetPassEnv(), UnsafeExports: options.GetUnsafeExports(), Env: options.GetEnv(),
+		MaskPrefixes: options.GetMaskPrefixes(),
 	})
+	if a.Source.Kind != trace.FromGitHub { // that job has them as an input
+		job.Marks = e.asked.GetSource().GetMarks()
+	}
 	unique := func(patterns []string) []string { return slices.Compact(slices.Sorted(slices.Values(patterns))) }
 	req := &pb.SubmitRequest{Job: job, Artifacts: unique(a.Patterns())}
 	var notes []string

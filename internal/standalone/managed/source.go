@@ -159,6 +159,7 @@ func sourceOf(asked *pb.SubmitPipelineRequest) (src standalone.Source, err error
 		Name: from.GetName(), Text: from.GetText(), Format: format, WorkDir: from.GetDirectory(),
 		Inputs: from.GetInputs(), Answers: known, Elsewhere: true, NoFiles: asked.GetProject() == "",
 		InContainer: asked.GetInImage(), Marks: from.GetMarks(), Actions: from.GetActions(),
+		Colours: from.GetMarks() != "",
 	}
 	for name, ended := range from.GetNeeds() {
 		if src.Needs == nil {

@@ -57,7 +57,12 @@ type Job struct {
 	// outputs asks for the outputs of the job's last step: FollowResponse.outputs.
 	Outputs bool `protobuf:"varint,21,opt,name=outputs,proto3" json:"outputs,omitempty"`
 	// services are those for the actions of the job. Not set: none.
-	Services      *ActionServices `protobuf:"bytes,22,opt,name=services,proto3" json:"services,omitempty"`
+	Services *ActionServices `protobuf:"bytes,22,opt,name=services,proto3" json:"services,omitempty"`
+	// marks is a token: the output has a line with it where each of the job's steps begins and ends. Empty: there are no
+	// such lines. A job of a workflow has it as an input of its step.
+	Marks string `protobuf:"bytes,23,opt,name=marks,proto3" json:"marks,omitempty"`
+	// mask_prefixes are beginnings of tokens: the rest of a word that begins so is masked.
+	MaskPrefixes  []string `protobuf:"bytes,24,rep,name=mask_prefixes,json=maskPrefixes,proto3" json:"mask_prefixes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -179,6 +184,20 @@ func (x *Job) GetOutputs() bool {
 func (x *Job) GetServices() *ActionServices {
 	if x != nil {
 		return x.Services
+	}
+	return nil
+}
+
+func (x *Job) GetMarks() string {
+	if x != nil {
+		return x.Marks
+	}
+	return ""
+}
+
+func (x *Job) GetMaskPrefixes() []string {
+	if x != nil {
+		return x.MaskPrefixes
 	}
 	return nil
 }
@@ -334,7 +353,7 @@ var File_stepmuxv1_job_proto protoreflect.FileDescriptor
 const file_stepmuxv1_job_proto_rawDesc = "" +
 	"\n" +
 	"\x13stepmuxv1/job.proto\x12\n" +
-	"stepmux.v1\x1a\x1egoogle/protobuf/duration.proto\"\xa3\x04\n" +
+	"stepmux.v1\x1a\x1egoogle/protobuf/duration.proto\"\xde\x04\n" +
 	"\x03Job\x12\x14\n" +
 	"\x05steps\x18\x01 \x01(\fR\x05steps\x12\x1d\n" +
 	"\n" +
@@ -349,7 +368,9 @@ const file_stepmuxv1_job_proto_rawDesc = "" +
 	"\tgenerated\x18\x10 \x01(\bR\tgenerated\x12/\n" +
 	"\x05grace\x18\x14 \x01(\v2\x19.google.protobuf.DurationR\x05grace\x12\x18\n" +
 	"\aoutputs\x18\x15 \x01(\bR\aoutputs\x126\n" +
-	"\bservices\x18\x16 \x01(\v2\x1a.stepmux.v1.ActionServicesR\bservices\x1a6\n" +
+	"\bservices\x18\x16 \x01(\v2\x1a.stepmux.v1.ActionServicesR\bservices\x12\x14\n" +
+	"\x05marks\x18\x17 \x01(\tR\x05marks\x12#\n" +
+	"\rmask_prefixes\x18\x18 \x03(\tR\fmaskPrefixes\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\a\x10\r\"^\n" +

@@ -44,6 +44,7 @@ func specOf(req *pb.RunRequest) (job.Spec, error) {
 			Relayed: asked.GetServices().GetRelayed(),
 		},
 	}
+	spec.Marks, spec.MaskPrefixes = asked.GetMarks(), asked.GetMaskPrefixes()
 	if err := checkServices(spec.Services); err != nil {
 		return spec, err
 	}

@@ -296,8 +296,7 @@ func (s *session) runJob(ctx context.Context) engine.Result {
 	s.github["job"] = expression.String(j.Name)
 	s.inProject, s.repository = c.Inputs[inputInProject].Truthy(), c.Inputs[inputRepository].Text()
 	s.server = c.Inputs[inputActions].Text()
-	if token := c.Inputs[inputMarks].Text(); token != "" {
-		s.mark = "##[step:" + token + "] "
+	if s.marks = c.Inputs[inputMarks].Text(); s.marks != "" {
 		c.Place.Stderr = c.Place.Stdout // so that the marks stand between the output of the steps
 	}
 	if locked, _ := c.Inputs[inputLocked].Any().(map[string]any); len(locked) > 0 {

@@ -176,8 +176,8 @@ func (l *list) run(ctx context.Context, results []engine.StepResult) engine.Resu
 
 // tell marks the begin or the end of a step of the job in the output.
 func (l *list) tell(step int, what string) {
-	if l.mark != "" && l == l.top {
-		_, _ = fmt.Fprintf(l.call.Place.Stdout, "%s%d %s\n", l.mark, step, what) // a failure is that of the job's output
+	if l.marks != "" && l == l.top {
+		lang.Mark(l.call.Place.Stdout, l.marks, step, what)
 	}
 }
 

@@ -73,7 +73,7 @@ func (x *running) exec(ctx context.Context, p process, env map[string]string) en
 	x.shows = x.debug()
 	stdout := x.scanner(x.call.Place.Stdout)
 	stderr := stdout // in the order in which the step writes
-	if x.mark == "" {
+	if x.marks == "" {
 		stderr = x.scanner(x.call.Place.Stderr)
 	}
 	p.Stdout = stdout

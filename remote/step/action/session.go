@@ -51,8 +51,9 @@ type session struct {
 	locked map[string]any
 	// server is where actions come from that name no server, in place of github.com. It may be empty.
 	server string
-	// mark begins the lines in the output that tell where each step of the job begins and ends. If empty, no line does.
-	mark string
+	// marks is the token of the lines in the output that tell where each step of the job begins and ends. If empty, no
+	// line does.
+	marks string
 
 	github map[string]expression.Value // the context github
 	global map[string]string           // variables that steps have set; they override those of the call

@@ -44,6 +44,10 @@ type Config struct {
 	// MayFail names steps that may fail: the job goes on as if they had succeeded. It applies to the job's own steps,
 	// not to the steps that they call.
 	MayFail []string
+	// Marks is the token of the marks in the output, see [lang.Mark]. If empty, there are none.
+	Marks string
+	// MaskPrefixes are beginnings of tokens: the rest of a word that begins so is masked.
+	MaskPrefixes []string
 	// Vars are the job's variables.
 	Vars []Variable
 	// RunnerEnv is the runner's own environment. If nil, that of this process. Policy says which of its variables
@@ -159,6 +163,7 @@ func New(cfg Config) *Runner {
 	if cfg.Secrets == nil {
 		cfg.Secrets = &mask.Set{}
 	}
+	cfg.Secrets.Prefixes = cfg.MaskPrefixes
 	if cfg.Start == nil {
 		cfg.Start = proc.Start
 	}
@@ -179,6 +184,9 @@ func New(cfg Config) *Runner {
 // job.
 func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
 	stdout, stderr := r.masked(place.Stdout), r.masked(place.Stderr)
+	if r.cfg.Marks != "" {
+		stderr = stdout // so that the marks stand between the output of the steps
+	}
 	place.Stdout, place.Stderr = stdout, stderr
 	r.place = place
 	var pass passing

@@ -207,3 +207,33 @@ func TestFailureOfTheMachineIsNotTheStepsFailure(t *testing.T) {
 		})
 	}
 }
+
+// A program that reports the steps of a job finds them in its output by the marks, with the output of both streams
+// between them. Steps that do not run have none, nor have those that a step calls.
+func TestMarksTellWhereTheStepsOfTheJobBeginAndEnd(t *testing.T) {
+	tr := newTrial(t, `
+run:
+- {name: a, script: "echo out; echo err >&2; echo glpat-abc"}
+- {name: list, step: ./list}
+- {name: bad, script: "printf unfinished; exit 3"}
+- {name: never, script: echo no}
+- {name: last, script: echo last, when: always}
+`, func(c *Config) { c.Marks, c.MaskPrefixes = "t0ken", []string{"glpat-"} })
+	tr.files(map[string]string{"list/step.yml": "spec: {}\n---\nrun: [{name: inner, script: echo inner}]\n"})
+	tr.fail(`step "bad": exec: exit status 3`)
+	require.Equal(t, `##[step:t0ken] 0 begin
+out
+err
+glpat-[MASKED]
+##[step:t0ken] 0 success
+##[step:t0ken] 1 begin
+inner
+##[step:t0ken] 1 success
+##[step:t0ken] 2 begin
+unfinished##[step:t0ken] 2 failure
+##[step:t0ken] 4 begin
+last
+##[step:t0ken] 4 success
+`, tr.stdout.String())
+	require.Empty(t, tr.stderr.String())
+}

@@ -25,13 +25,22 @@ func (r *Runner) sequence(ctx context.Context, f *frame, results []StepResult) {
 		res := &results[i]
 		f.ran[res.Name] = res
 		if stepCtx, after, due := r.due(ctx, f, s.GetWhen()); due {
+			r.mark(f, i, "begin")
 			r.runStep(stepCtx, f, s, res, after)
+			r.mark(f, i, res.Status.String())
 		} else {
 			r.cfg.Observe(*res)
 		}
 		if res.Status == Failure && f.failed == nil && !r.mayFail(res) {
 			f.failed = res
 		}
+	}
+}
+
+// mark tells where a step of the job begins or ends.
+func (r *Runner) mark(f *frame, step int, what string) {
+	if r.cfg.Marks != "" && f == r.top {
+		lang.Mark(r.place.Stdout, r.cfg.Marks, step, what)
 	}
 }
 

@@ -3,6 +3,7 @@ package lang
 import (
 	_ "embed" // for the files of built-in steps
 	"fmt"
+	"io"
 	"strings"
 	"sync"
 
@@ -32,6 +33,15 @@ const (
 	RestoreCacheStep      = "cache/restore"
 	SaveCacheStep         = "cache/save"
 )
+
+// MarkPrefix begins the lines in a job's output that tell where its steps begin and end.
+const MarkPrefix = "##[step:"
+
+// Mark writes such a line: the number of a step, and begin or its result. The token is in no output of the job itself.
+// An error of a job's output is told when that is closed.
+func Mark(output io.Writer, token string, step int, what string) {
+	_, _ = fmt.Fprintf(output, MarkPrefix+"%s] %d %s\n", token, step, what)
+}
 
 // The files of built-in steps. Not an embed.FS: its methods cost the VM's end 11 KB.
 var (

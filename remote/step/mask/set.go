@@ -7,10 +7,11 @@ import (
 	"sync/atomic"
 
 	"github.com/stepmux/stepmux/internal/lazyregexp"
+	"github.com/stepmux/stepmux/remote/step/mask/tokens"
 )
 
 // Replacement is written in place of a secret.
-const Replacement = "[MASKED]"
+const Replacement = tokens.Replacement
 
 // maxNodes bounds the memory of a Set's automaton: 18 bytes a node.
 const maxNodes = 8 << 20
@@ -18,6 +19,10 @@ const maxNodes = 8 << 20
 // Set holds secrets. The zero value is empty and ready to use. It is safe for concurrent use, and may grow while
 // streams run: a new secret is masked in all data that is written after Add has returned.
 type Set struct {
+	// Prefixes are beginnings of tokens: in streams, the rest of each word that begins so is replaced. They are set
+	// before NewWriter is called.
+	Prefixes []string
+
 	built atomic.Pointer[automaton] // of all patterns; nil if it must be built
 
 	mu       sync.Mutex // guards the following

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/stepmux/stepmux/remote/step/mask/tokens"
 )
 
 // block bounds the part of a Write that is masked at once, and so the spans and the copies.
@@ -47,6 +49,9 @@ type Writer struct {
 // NewWriter returns a Writer to to. It calls to from one goroutine at a time and does not close it. The caller ends the
 // stream with Close.
 func (s *Set) NewWriter(to io.Writer) *Writer {
+	if len(s.Prefixes) > 0 {
+		to = &tokens.Writer{To: to, Prefixes: s.Prefixes}
+	}
 	return &Writer{set: s, to: to, with: s.automaton()}
 }
 
