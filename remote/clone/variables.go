@@ -11,7 +11,7 @@ import (
 // maxAttempts bounds GET_SOURCES_ATTEMPTS.
 const maxAttempts = 10
 
-// settings are what the variables of a GitLab job say about its sources. They are read from the environment.
+// settings are the variables of a GitLab job about its sources. They are read from the environment.
 type settings struct {
 	noCheckout      bool
 	clean           []string // flags of git clean; nil: the files go as Clone removes them
@@ -25,7 +25,7 @@ type settings struct {
 	sshPort         string
 }
 
-// readSettings reads the variables. As in GitLab Runner, none in place of flags means no flags.
+// readSettings reads the variables. As in GitLab Runner, flags can be taken away by a word: see words.
 func readSettings(env []string) (s settings, err error) {
 	values := map[string]string{}
 	for _, kv := range env {

@@ -57,8 +57,8 @@ var tokenPrefixes = []string{
 	"glffct-", "_gitlab_session=", "gltok-",
 }
 
-// maxPrefixes bounds the prefixes of a job, and minPrefix and maxPrefix the length of each, in bytes: a shorter one would
-// hide what is no token.
+// maxPrefixes bounds the prefixes of a job, and minPrefix and maxPrefix the length of each, in bytes: a shorter one
+// would hide words that are no tokens.
 const maxPrefixes, minPrefix, maxPrefix = 64, 3, 256
 
 // The flags of GitLab Runner that have an effect here.
@@ -89,7 +89,9 @@ func (v *variables) yes(name string, otherwise bool) bool {
 
 // shape returns the shape of the trace of the job, without the sections of its steps.
 func (p *payload) shape(vars *variables, marks string) *shape {
-	look := &shape{end: cleanupSection, sections: p.Features.Sections, stamps: vars.yes(timesFlag, true), notes: p.notes(vars)}
+	look := &shape{
+		end: cleanupSection, sections: p.Features.Sections, stamps: vars.yes(timesFlag, true), notes: p.notes(vars),
+	}
 	if marks != "" {
 		look.marks = jobdoor.MarkPrefix(marks)
 	}

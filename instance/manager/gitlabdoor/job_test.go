@@ -3,12 +3,14 @@ package gitlabdoor
 import (
 	"encoding/json"
 	"maps"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/internal/standalone"
+	"github.com/stepmux/stepmux/internal/testing/gitlabtest"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
@@ -55,6 +57,12 @@ func made(t *testing.T, change string) (req *pb.SubmitPipelineRequest, job map[s
 	require.NoError(t, err)
 	var text map[string]any
 	require.NoError(t, json.Unmarshal(req.Source.Text, &text))
+	return req, text[jobName].(map[string]any), readAs(t, req)
+}
+
+// readAs returns the job of a request as the manager reads it.
+func readAs(t *testing.T, req *pb.SubmitPipelineRequest) *standalone.Job {
+	t.Helper()
 	src := standalone.Source{
 		Name: "x", Text: req.Source.Text, Format: standalone.GitLabCI, JobName: jobName, InContainer: req.InImage,
 		Elsewhere: true, WorkDir: t.TempDir(),
@@ -62,9 +70,9 @@ func made(t *testing.T, change string) (req *pb.SubmitPipelineRequest, job map[s
 	for _, v := range req.Options.Variables {
 		src.Vars = append(src.Vars, engine.Variable{Key: v.Key, Value: v.Value, File: v.File, Masked: v.Masked})
 	}
-	read, err = standalone.Read(src)
+	read, err := standalone.Read(src)
 	require.NoError(t, err, "%s", req.Source.Text)
-	return req, text[jobName].(map[string]any), read
+	return read
 }
 
 func TestAJobBecomesAPipelineOfOneJob(t *testing.T) {
@@ -194,4 +202,30 @@ func TestExpansionIsBounded(t *testing.T) {
 	vars := p.variables(runnerFacts{})
 	vars.list[vars.byID["BIG"]].Value = string(make([]byte, maxExpanded/2))
 	require.LessOrEqual(t, len(vars.expand("$BIG$BIG$BIG$BIG")), maxExpanded)
+}
+
+// Each kind of the corpus becomes a pipeline that the manager can read, or is refused before anything runs. That they
+// end as they should is seen on a VM: instance/manager.TestKindsOfJobsOfGitLabEndAsTheirPageSays.
+func TestEachKindOfJobBecomesAPipeline(t *testing.T) {
+	t.Parallel()
+	values := map[string]string{
+		"GIT": "https://gitlab.example.com", "SHA": strings.Repeat("a", 40), "OLD": strings.Repeat("b", 40),
+	}
+	kinds := gitlabtest.Kinds(t, values)
+	require.GreaterOrEqual(t, len(kinds), 40)
+	for _, kind := range kinds {
+		kind.Job["id"], kind.Job["token"] = 7, "job-token-7"
+		text, err := json.Marshal(kind.Job)
+		require.NoError(t, err)
+		p := &payload{}
+		require.NoError(t, json.Unmarshal(text, p), kind.Name)
+		req, look, err := p.pipeline(fromLab)
+		if kind.Want.Refused != "" {
+			require.ErrorContains(t, err, kind.Want.Refused, kind.Name)
+			continue
+		}
+		require.NoError(t, err, kind.Name)
+		read := readAs(t, req)
+		require.Len(t, read.Definition.GetSteps(), len(look.steps), "%s: each step has its section", kind.Name)
+	}
 }

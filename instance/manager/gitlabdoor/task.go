@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -248,11 +249,18 @@ const (
 // canceled is the reason of the manager for a job that was cancelled.
 const canceled = "job_canceled"
 
+// scriptTimeout begins the message about a script that ran for longer than RUNNER_SCRIPT_TIMEOUT. To the step runner,
+// it is a step that has failed.
+const scriptTimeout = `step "script": timeout: the step "script" ran for longer than `
+
 // ends notes the end of the job.
 func (t *task) ends(build string, result *jobdoor.Result) {
 	final, last := Update{State: Success}, "\x1b[32;1mJob succeeded\x1b[0;m"
 	if result.Reason != "" {
 		final = Update{State: Failed, Reason: result.Reason, ExitCode: result.ExitCode}
+		if strings.HasPrefix(result.Message, scriptTimeout) {
+			final = Update{State: Failed, Reason: timeoutFailure}
+		}
 		if !slices.Contains([]string{scriptFailure, systemFailure, timeoutFailure}, final.Reason) &&
 			!slices.Contains(t.reasons, final.Reason) {
 			final.Reason = systemFailure

@@ -26,7 +26,7 @@ const (
 // the same section are in one.
 type section struct{ name, title string }
 
-// The sections of jobs. upload and save are for jobs that have succeeded so far, and the others for those that have not.
+// The sections of jobs. Those with Failed in their names are for jobs that have failed so far.
 var (
 	prepareSection  = section{"prepare_script", "Preparing environment"}
 	sourcesSection  = section{"get_sources", "Getting source from Git repository"}
@@ -52,7 +52,7 @@ var ofFailed = map[section]section{uploadSection: uploadFailed, saveSection: sav
 type shape struct {
 	marks    []byte    // the beginning of the marks in the log; nil without marks
 	steps    []section // of the steps of the job, in their order
-	end      section   // of what follows the last step
+	end      section   // of the log after the last step
 	notes    []string  // warnings at the begin
 	sections bool      // the server knows sections
 	stamps   bool      // each line begins with its time
@@ -107,7 +107,7 @@ func (r *renderer) write(text []byte, at time.Time) {
 	}
 }
 
-// clear is what programs send after a carriage return to clear the line.
+// clear clears the line: programs send it after a carriage return.
 var clear = []byte("\x1b[0K")
 
 // split puts the begin of an unfinished line into the trace if it is long enough, or ends with a carriage return: a
@@ -130,8 +130,8 @@ func (r *renderer) split() {
 	}
 }
 
-// progress returns the length of the begin of the line that ends with a carriage return, and with what clears the line,
-// if it is known that more of the line follows.
+// progress returns the length of the begin of the line that ends with a carriage return, or with that and clear, once
+// more of the line is there.
 func (r *renderer) progress() int {
 	i := bytes.IndexByte(r.line[:min(len(r.line), maxEntry)], '\r')
 	if i < 0 {

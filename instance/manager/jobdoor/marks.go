@@ -30,5 +30,5 @@ func CutMark(line, prefix []byte) (before []byte, step int, what string, found b
 	return before, step, what, true
 }
 
-// MarkBegin is what a mark says of a step that begins.
+// MarkBegin is in the mark of a step that begins.
 const MarkBegin = "begin"

@@ -20,8 +20,8 @@ var (
 	section = regexp.MustCompile("^section_(start|end):(\\d+):([a-z0-9_]+)\r\x1b\\[0K$")
 )
 
-// ReadLog reads a trace whose lines begin with their times, as GitLab Runner 19 writes them. An error says what a server
-// could not read: a line without a time, one that goes on without a begin, a section that does not end.
+// ReadLog reads a trace whose lines begin with their times, as GitLab Runner 19 writes them. It fails at a line without
+// a time, at one that goes on without a begin, and at a section that does not end.
 func ReadLog(trace []byte) (*Log, error) {
 	log := &Log{}
 	var lines []string

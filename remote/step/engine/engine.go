@@ -44,7 +44,7 @@ type Config struct {
 	// MayFail names steps that may fail: the job goes on as if they had succeeded. It applies to the job's own steps,
 	// not to the steps that they call.
 	MayFail []string
-	// Marks is the token of the marks in the output, see [lang.Mark]. If empty, there are none.
+	// Marks is the token of the marks in the output, see [lang.Mark]. If empty, it has no marks.
 	Marks string
 	// MaskPrefixes are beginnings of tokens: the rest of a word that begins so is masked.
 	MaskPrefixes []string

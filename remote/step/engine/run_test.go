@@ -209,7 +209,7 @@ func TestFailureOfTheMachineIsNotTheStepsFailure(t *testing.T) {
 }
 
 // A program that reports the steps of a job finds them in its output by the marks, with the output of both streams
-// between them. Steps that do not run have none, nor have those that a step calls.
+// between them. Steps that do not run have no marks, nor have those that a step calls.
 func TestMarksTellWhereTheStepsOfTheJobBeginAndEnd(t *testing.T) {
 	tr := newTrial(t, `
 run:

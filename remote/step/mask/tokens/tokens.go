@@ -23,7 +23,7 @@ type Writer struct {
 	To       io.Writer
 	Prefixes []string
 
-	out    bytes.Buffer // what is passed on next, after the last bytes that were, at most maxPrefix
+	out    bytes.Buffer // the next bytes to pass on, after the last ones that were, at most maxPrefix
 	inside bool         // a prefix is complete
 	masked bool         // its rest has begun
 }
