@@ -268,6 +268,10 @@ delays all bytes makes distances.
 CustomExecutor plays GitLab Runner: it runs jobs of five stages on four VMs, 32 at once, with two drivers for its custom
 executor. "stepmux" is stepmux-custom-executor with a manager, "ssh" a script that logs in for each stage, as is usual.
 
+Sources gets the sources of a job by the command of the step git/clone, "step", and by one shell that runs git's init,
+fetch, checkout and clean, "shell". In the directory of an earlier clone, the step verifies the objects of that, which
+the shell trusts. Each start of the step's program compares its checksum, which takes 7 ms.
+
 Pipeline runs whole files of GitLab by the program stepmux on four VMs with four slots each. "builds" are as many builds
 of one of the jobs, with the files of the project as the jobs have them, "bare" are those without files. "least" are the
 bytes of the artifacts alone, each transferred once from the VM that made it and once to each VM that lacks it.

@@ -121,7 +121,15 @@ func (g *git) clone(ctx context.Context) (commit string, err error) {
 	if err != nil {
 		return "", err
 	}
+	if err := g.init(ctx); err != nil {
+		return "", err
+	}
+	indexed := func() error { return nil }
+	if again && !g.noCheckout {
+		indexed = g.startIndex(ctx)
+	}
 	err = g.fetch(ctx, again)
+	indexErr := indexed()
 	if again {
 		err = g.refetch(ctx, err)
 	}
@@ -132,7 +140,7 @@ func (g *git) clone(ctx context.Context) (commit string, err error) {
 		fmt.Fprintln(cfg.Output, "GIT_CHECKOUT is false: nothing is checked out")
 		return "", nil
 	}
-	if again {
+	if indexErr != nil { // perhaps of the damaged clone
 		if err := g.index(ctx); err != nil {
 			return "", err
 		}
@@ -201,8 +209,8 @@ func (cfg *Config) reset() (again bool, err error) {
 	return true, nil
 }
 
-// fetch makes the repository if there is none, and fetches the revision.
-func (g *git) fetch(ctx context.Context, again bool) error {
+// init makes the repository if there is none, and adds the remote.
+func (g *git) init(ctx context.Context) error {
 	init := []string{"init", "--quiet", "--template="}
 	if len(g.cfg.Revision) == 64 && isCommit(g.cfg.Revision) {
 		init = append(init, "--object-format=sha256")
@@ -210,9 +218,11 @@ func (g *git) fetch(ctx context.Context, again bool) error {
 	if err := g.run(ctx, init...); err != nil {
 		return err
 	}
-	if err := g.addOrigin(); err != nil {
-		return err
-	}
+	return g.addOrigin()
+}
+
+// fetch fetches the revision.
+func (g *git) fetch(ctx context.Context, again bool) error {
 	// Only FETCH_HEAD is needed. A branch origin/x of an earlier clone would be in the way of a new origin/x/y.
 	args := []string{
 		"fetch", "--quiet", "--force", "--refmap=", "--no-tags", "--no-recurse-submodules", "--no-write-commit-graph",
@@ -224,7 +234,7 @@ func (g *git) fetch(ctx context.Context, again bool) error {
 	case err == nil:
 		args = append(args, "--unshallow")
 	}
-	if again && g.run(ctx, "rev-parse", "--quiet", "--verify", "HEAD^{commit}") == nil { // no ref names what is there
+	if _, err := g.head(); again && err == nil { // no ref names the commit that is there
 		args = append(args, "--negotiation-tip=HEAD")
 	}
 	revision := g.cfg.Revision
@@ -273,10 +283,19 @@ func (g *git) cleanAs(ctx context.Context) error {
 	return g.run(ctx, append([]string{"clean", "--quiet"}, g.settings.clean...)...)
 }
 
+// startIndex starts index while git waits for the server, and returns a function that waits for its end.
+func (g *git) startIndex(ctx context.Context) (wait func() error) {
+	quiet := *g.cfg
+	quiet.Output = io.Discard // the messages of the fetch go on
+	done := make(chan error, 1)
+	go func() { done <- (&git{cfg: &quiet, settings: g.settings}).index(ctx) }()
+	return func() error { return <-done }
+}
+
 // index rebuilds the index of an earlier clone from the content of its files: an index of the earlier build can say of
 // any file that it is unchanged, and git then leaves that file as it is. Files that are the same keep their times.
 func (g *git) index(ctx context.Context) error {
-	if g.run(ctx, "rev-parse", "--quiet", "--verify", "HEAD^{tree}") != nil || g.run(ctx, "read-tree", "HEAD") != nil {
+	if g.run(ctx, "read-tree", "HEAD") != nil {
 		return context.Cause(ctx) // without an index all files are written
 	}
 	return g.run(ctx, "update-index", "-q", "--refresh")

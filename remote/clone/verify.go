@@ -31,6 +31,9 @@ func (g *git) refetch(ctx context.Context, fetched error) error {
 	if err := rmtree.Remove(filepath.Join(g.cfg.Dir, ".git")); err != nil {
 		return fmt.Errorf("remove an earlier clone: %w", err)
 	}
+	if err := g.init(ctx); err != nil {
+		return err
+	}
 	return g.fetch(ctx, false)
 }
 
