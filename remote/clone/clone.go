@@ -209,7 +209,7 @@ func (cfg *Config) reset() (again bool, err error) {
 	return true, nil
 }
 
-// init makes the repository if there is none, and adds the remote.
+// init makes the repository if it is missing, and adds the remote.
 func (g *git) init(ctx context.Context) error {
 	init := []string{"init", "--quiet", "--template="}
 	if len(g.cfg.Revision) == 64 && isCommit(g.cfg.Revision) {

@@ -33,7 +33,7 @@ type DoorConfig struct {
 	Token func() (string, error)
 	// TokenFile is the file of Token, for messages.
 	TokenFile string
-	// Image is that of jobs that name none. If empty, those run on the VM itself, or in the manager's image.
+	// Image is that of jobs without one. If empty, those run on the VM itself, or in the manager's image.
 	Image string
 	// Labels are those that a VM must have for the jobs. Empty: all VMs.
 	Labels map[string]string

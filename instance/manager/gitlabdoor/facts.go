@@ -15,7 +15,7 @@ type runnerFacts struct {
 	Token   string // shortened
 	Version string // of stepmux
 	Number  int    // of the job among those that the runner has now
-	Image   string // of jobs that name none
+	Image   string // of jobs without one
 }
 
 var tokenBegin = regexp.MustCompile(`^glrt-(t[123]_)?|^t[123]_|^glrtr-`)
