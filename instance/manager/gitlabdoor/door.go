@@ -136,7 +136,7 @@ func supported() map[string]bool {
 	for _, name := range strings.Fields(`variables artifacts upload_multiple_artifacts upload_raw_artifacts
 		artifacts_exclude refspecs cache fallback_cache_keys masking raw_variables multi_build_steps trace_checksum
 		trace_size cancelable cancel_gracefully return_exit_code native_steps_integration two_phase_job_commit image
-		services`) {
+		services service_variables image_executor_opts`) {
 		all[name] = true
 	}
 	return all

@@ -113,6 +113,11 @@ func (p *payload) notes(vars *variables) (notes []string) {
 		notes = append(notes, "the services "+strings.Join(names, ", ")+
 			" are not started: the job has no image, and services run beside the container of a job")
 	}
+	for _, s := range p.Services {
+		if s.name() != "" && len(s.aliases()) > 1 {
+			notes = append(notes, "the service "+s.name()+" has the alias "+s.aliases()[0]+" alone, the first of "+s.Alias)
+		}
+	}
 	for _, name := range []string{"CI_DEBUG_TRACE", "CI_DEBUG_SERVICES"} {
 		if vars.yes(name, false) {
 			notes = append(notes, "the variable "+name+" has no effect here")

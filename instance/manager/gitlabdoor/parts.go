@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"path"
 	"strconv"
+	"strings"
 
 	"github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/lang"
@@ -96,11 +97,14 @@ func (p *payload) container(job map[string]any) {
 	}
 }
 
+// aliases returns the aliases of a service.
+func (i *image) aliases() []string { return strings.Fields(strings.ReplaceAll(i.Alias, ",", " ")) }
+
 // keys returns the keys of an image.
 func (i *image) keys() map[string]any {
 	keys := map[string]any{"name": i.Name}
-	if i.Alias != "" {
-		keys["alias"] = i.Alias
+	if aliases := i.aliases(); len(aliases) > 0 {
+		keys["alias"] = aliases[0]
 	}
 	for key, list := range map[string][]string{
 		"command": i.Command, "entrypoint": i.Entrypoint, "pull_policy": i.PullPolicy,

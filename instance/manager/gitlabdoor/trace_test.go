@@ -123,8 +123,10 @@ func TestAServerGetsWhatItKnows(t *testing.T) {
 		"\x1b[36;1mGetting source from Git repository\x1b[0;m\na\n"+
 		"section_end:1788257472:get_sources\r\x1b[0K\x1b[32;1mJob succeeded\x1b[0;m\n",
 		rendered(t, "{"+off+","+inSections+"}", mark("0 begin")+"a\n"))
-	noted := rendered(t, `{"services": [{"name": "redis:7"}], "variables": [{"key": "CI_DEBUG_TRACE", "value": "true"}]}`)
+	noted := rendered(t, `{"services": [{"name": "redis:7", "alias": "a, b"}],
+		"variables": [{"key": "CI_DEBUG_TRACE", "value": "true"}]}`)
 	require.Contains(t, noted, "WARNING: the services redis:7 are not started: the job has no image")
+	require.Contains(t, noted, "WARNING: the service redis:7 has the alias a alone, the first of a, b")
 	require.Contains(t, noted, "WARNING: the variable CI_DEBUG_TRACE has no effect here")
 }
 
