@@ -224,7 +224,7 @@ func (d *Door) Take(life, term context.Context) {
 // maxQuestions bounds the questions for jobs at once.
 const maxQuestions = 4
 
-// taken is what questions for jobs came to: how many it has given, and the update of its queue then.
+// taken is the outcome of questions for jobs: how many came, and the update of the queue then.
 type taken struct {
 	jobs   int
 	update string

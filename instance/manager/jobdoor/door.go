@@ -146,7 +146,7 @@ func (d *Door) TaskKey(number int64) string {
 }
 
 // Reserve waits until the limit lets one more job run, and for a slot. It adds slots that are free and that nobody
-// waits for, until it has n. Without a slot it tells why, and returns none after a pause, or when ctx ends.
+// waits for, until it has n. Without a slot it tells why, and returns after a pause, or when ctx ends.
 func (d *Door) Reserve(ctx context.Context, n int) (rooms []Room) {
 	if d.cfg.Limit > 0 {
 		left := func() int { return d.cfg.Limit - int(d.count.Load()) }

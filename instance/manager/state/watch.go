@@ -9,7 +9,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// keyValue is a value of a key of a bucket. The text is nil if there is none.
+// keyValue is a value of a key of a bucket. The text is nil if the key is not there.
 type keyValue struct {
 	key      string
 	text     []byte
@@ -31,7 +31,7 @@ func (s *Store) read(ctx context.Context, bucket jetstream.KeyValue, key string)
 	return v, err
 }
 
-// watches tell this manager's readers of keys what is written. The zero value is ready for use. It is safe for
+// watches tell this manager's readers of keys of each write. The zero value is ready for use. It is safe for
 // concurrent use.
 type watches struct {
 	mu  sync.Mutex                     // guards the following
@@ -91,7 +91,7 @@ func (w *watches) tell(bucket string, v keyValue) {
 	}
 }
 
-// take returns what is new.
+// take returns the news.
 func (w *watches) take(of *watch) (news []keyValue) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -179,7 +179,7 @@ func (h *joined) followKeys(
 				return false, nil
 			case entry == nil:
 				present = true
-				// The server that has the watch may be behind the leader: what it does not have may be there.
+				// The server that has the watch may be behind the leader: a key that it does not have may be there.
 				for _, key := range keys {
 					if slices.ContainsFunc(all, func(v keyValue) bool { return v.key == key }) {
 						continue
