@@ -33,9 +33,12 @@ func shorten(token string) string {
 func (p *payload) added(runner runnerFacts) (before, after []variable) {
 	number := strconv.Itoa(runner.Number)
 	before = []variable{
-		{Key: "CI_RUNNER_SHORT_TOKEN", Value: runner.Token}, {Key: "CI_BUILDS_DIR", Value: "$" + projectDirVariable + "/.."},
-		{Key: "CI_CONCURRENT_ID", Value: number}, {Key: "CI_CONCURRENT_PROJECT_ID", Value: number},
-		{Key: "CI_SERVER", Value: "yes"}, {Key: "CI_JOB_STATUS", Value: "running"},
+		{Key: "CI_RUNNER_SHORT_TOKEN", Value: runner.Token},
+		{Key: "CI_BUILDS_DIR", Value: "$" + projectDirVariable + "/.."},
+		{Key: "CI_CONCURRENT_ID", Value: number},
+		{Key: "CI_CONCURRENT_PROJECT_ID", Value: number},
+		{Key: "CI_SERVER", Value: "yes"},
+		{Key: "CI_JOB_STATUS", Value: "running"},
 		{Key: "CI_JOB_TIMEOUT", Value: strconv.Itoa(p.Runner.Timeout)},
 		{Key: tokenVariable, Value: p.Token, Masked: true, Raw: true},
 	}
@@ -45,7 +48,8 @@ func (p *payload) added(runner runnerFacts) (before, after []variable) {
 		environment = "CI_DISPOSABLE_ENVIRONMENT"
 	}
 	after = []variable{
-		{Key: environment, Value: "true"}, {Key: "CI_RUNNER_VERSION", Value: runner.Version},
+		{Key: environment, Value: "true"},
+		{Key: "CI_RUNNER_VERSION", Value: runner.Version},
 		{Key: "CI_RUNNER_EXECUTABLE_ARCH", Value: runtime.GOOS + "/" + runtime.GOARCH},
 	}
 	return before, after

@@ -56,8 +56,12 @@ func phases() []phase {
 		return func(req *http.Request, _ string) bool { return strings.HasSuffix(req.URL.Path, path) }
 	}
 	return []phase{
-		{"verify", ends("/runners/verify")}, {"request", ends("/jobs/request")}, {"acknowledge", put("pending")},
-		{"start", put("running")}, {"trace", ends("/trace")}, {"final state", put("success", "failed")},
+		{"verify", ends("/runners/verify")},
+		{"request", ends("/jobs/request")},
+		{"acknowledge", put("pending")},
+		{"start", put("running")},
+		{"trace", ends("/trace")},
+		{"final state", put("success", "failed")},
 	}
 }
 
@@ -73,7 +77,7 @@ func (h *host) ended(id int64) gitlabtest.Job {
 			synctest.Wait() // the manager has its answer
 			return j
 		}
-		time.Sleep(time.Second) // of the bubble
+		time.Sleep(time.Second) //nolint:forbidigo // of the bubble
 	}
 	require.Fail(h.t, "the job does not end", "%+v", h.fake.Job(id))
 	return gitlabtest.Job{}
@@ -97,7 +101,8 @@ func TestEachRefusalOfACallIsAnswered(t *testing.T) {
 	retry := http.Header{"Retry-After": {"7"}}
 	for _, p := range phases() {
 		for _, fault := range []gitlabtest.Fault{
-			{Status: http.StatusTooManyRequests, Header: retry}, {Status: http.StatusConflict},
+			{Status: http.StatusTooManyRequests, Header: retry},
+			{Status: http.StatusConflict},
 			{Status: http.StatusForbidden, Header: http.Header{"Content-Type": {"text/html"}}}, // by a proxy
 			{Status: http.StatusInternalServerError, Acts: p.name != "request"},
 		} {
@@ -182,7 +187,7 @@ func TestAServerThatIsAskedTooOftenKeepsNoSlot(t *testing.T) {
 			Status: http.StatusTooManyRequests, Header: http.Header{"Retry-After": {"60"}},
 		}))
 		h.serve()
-		time.Sleep(30 * time.Second) // of the bubble
+		time.Sleep(30 * time.Second) //nolint:forbidigo // of the bubble
 		require.Empty(t, h.slots)
 		require.Equal(t, 2, len(h.fake.Calls()), "verify, and one question")
 		got := h.ended(h.fake.Add(gitlabtest.Script("true")))
@@ -198,9 +203,9 @@ func TestATokenThatIsRevokedEndsNoJob(t *testing.T) {
 		h := newHost(t, gitlabtest.Config{Interval: 5 * time.Second}, prints)
 		d := h.serve()
 		id := h.fake.Add(gitlabtest.Script("true"))
-		time.Sleep(time.Minute) // of the bubble
+		time.Sleep(time.Minute) //nolint:forbidigo // of the bubble
 		h.fake.Revoke()
-		time.Sleep(2 * time.Minute) // of the bubble: a question may have been held
+		time.Sleep(2 * time.Minute) //nolint:forbidigo // of the bubble: a question may have been held
 		require.Equal(t, jobdoor.Away, d.Standing().State)
 		require.Contains(t, d.Standing().Reason, "the token is none of a runner there")
 		require.EqualValues(t, 1, d.Standing().Jobs)
@@ -254,17 +259,17 @@ func beAway(t *testing.T, p phase, how gitlabtest.Fault, acknowledges bool) {
 	})
 	d := h.serve()
 	id := h.fake.Add(gitlabtest.Script("true"))
-	time.Sleep(30 * time.Minute) // of the bubble
+	time.Sleep(30 * time.Minute) //nolint:forbidigo // of the bubble
 	standing := d.Standing()
 	require.Equal(t, jobdoor.Away, standing.State)
 	require.NotEmpty(t, standing.Reason)
-	time.Sleep(35 * time.Minute) // of the bubble
+	time.Sleep(35 * time.Minute) //nolint:forbidigo // of the bubble
 	got := h.ended(id)
 	require.Equal(t, gitlabtest.Success, got.Status)
 	require.Equal(t, whole(), shown(t, got.Trace))
 	require.Equal(t, 1, h.count(), "it runs once")
 	require.LessOrEqual(t, got.Final, 2, "one whose answer was lost is told again")
-	time.Sleep(time.Minute) // of the bubble
+	time.Sleep(time.Minute) //nolint:forbidigo // of the bubble
 	require.Equal(t, jobdoor.Ready, d.Standing().State, "%+v", d.Standing())
 	require.Less(t, calls, 600)
 }

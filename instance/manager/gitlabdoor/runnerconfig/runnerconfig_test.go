@@ -128,42 +128,76 @@ func TestExecutorsSayWhereJobsRun(t *testing.T) {
 		name, text string
 		want, not  []string
 	}{
-		{"shell", runner("shell", `shell = "pwsh"`),
+		{
+			"shell", runner("shell", `shell = "pwsh"`),
 			[]string{"inventory: /etc/stepmux/fleet.yml", "# executor: shell ran jobs on this machine", "# shell: scripts run " +
 				"with"},
-			[]string{"limit:"}},
-		{"ssh", runner("ssh", "[runners.ssh]\nhost = \"vm\"\nport = \"2222\"\nuser = \"ci\"\npassword = \"secret\"\n"+
-			"identity_file = \"/k\"\nknown_hosts_file = \"/h\"\ndisable_strict_host_key_checking = true"),
-			[]string{"- r-ssh=ssh://ci@vm:2222", "identity:", "- /k", "known-hosts:", "# ssh.password: logins are by keys",
-				"# ssh.disable_strict_host_key_checking: host keys"},
-			[]string{"secret", "inventory"}},
-		{"two of ssh", runner("ssh", "[runners.ssh]\nhost = \"a\"") + runner("ssh", "[runners.ssh]\nhost = \"b\""),
-			[]string{"- r-ssh=ssh://a", "- r-ssh-2=ssh://b", "# ssh: jobs run on any VM"}, nil},
-		{"ssh and docker", runner("docker", "") + runner("ssh", "[runners.ssh]\nhost = \"a\""),
-			[]string{"inventory:", "# ssh: add the VM a to the inventory"}, []string{"instance:"}},
-		{"instance", "concurrent = 50\n" + runner("instance", "[runners.autoscaler]\nplugin = "+
-			"\"aws\"\ncapacity_per_instance = 5\n"+
-			"max_use_count = 1\n[runners.autoscaler.connector_config]\nusername = \"ci\"\nkey_path = \"/k\"\n"+
-			"[[runners.autoscaler.policy]]\nidle_count = 5"),
-			[]string{"capacity: 5", "- /k", "user: ci into the defaults", "# autoscaler.policy: no plugin", "max_uses",
-				"limit: 50"}, nil},
-		{"custom", runner("custom", "[runners.custom]\nrun_exec = \"/d\""),
-			[]string{"# custom: no driver is called", "# executor: jobs run on the VMs of the inventory"}, nil},
-		{"kubernetes", runner("kubernetes", "[runners.kubernetes]\nimage = \"alpine:3\"\nnamespace = \"ci\"\ncpu_limit = "+
-			"\"500m\"\n"+
-			"memory_limit = \"1Gi\"\nprivileged = true\n[runners.kubernetes.node_selector]\nzone = \"a\""),
-			[]string{"kubernetes: true", "namespace: ci", "build-cpus: \"0.5\"", "build-memory: 1G", "image: alpine:3",
-				"# kubernetes.node_selector: write it into the Pod"}, []string{"inventory"}},
-		{"kubernetes and docker", runner("kubernetes", "") + runner("docker", ""),
-			[]string{"# executor: a manager runs its jobs in pods or on VMs"}, []string{"kubernetes: true"}},
+			[]string{"limit:"},
+		},
+		{
+			"ssh", runner("ssh", "[runners.ssh]\nhost = \"vm\"\nport = \"2222\"\nuser = \"ci\"\npassword = \"secret\"\n"+
+				"identity_file = \"/k\"\nknown_hosts_file = \"/h\"\ndisable_strict_host_key_checking = true"),
+			[]string{
+				"- r-ssh=ssh://ci@vm:2222", "identity:", "- /k", "known-hosts:", "# ssh.password: logins are by keys",
+				"# ssh.disable_strict_host_key_checking: host keys",
+			},
+			[]string{"secret", "inventory"},
+		},
+		{
+			"two of ssh", runner("ssh", "[runners.ssh]\nhost = \"a\"") + runner("ssh", "[runners.ssh]\nhost = \"b\""),
+			[]string{"- r-ssh=ssh://a", "- r-ssh-2=ssh://b", "# ssh: jobs run on any VM"},
+			nil,
+		},
+		{
+			"ssh and docker", runner("docker", "") + runner("ssh", "[runners.ssh]\nhost = \"a\""),
+			[]string{"inventory:", "# ssh: add the VM a to the inventory"},
+			[]string{"instance:"},
+		},
+		{
+			"instance", "concurrent = 50\n" + runner("instance", "[runners.autoscaler]\nplugin = "+
+				"\"aws\"\ncapacity_per_instance = 5\n"+
+				"max_use_count = 1\n[runners.autoscaler.connector_config]\nusername = \"ci\"\nkey_path = \"/k\"\n"+
+				"[[runners.autoscaler.policy]]\nidle_count = 5"),
+			[]string{
+				"capacity: 5", "- /k", "user: ci into the defaults", "# autoscaler.policy: no plugin", "max_uses",
+				"limit: 50",
+			},
+			nil,
+		},
+		{
+			"custom", runner("custom", "[runners.custom]\nrun_exec = \"/d\""),
+			[]string{"# custom: no driver is called", "# executor: jobs run on the VMs of the inventory"},
+			nil,
+		},
+		{
+			"kubernetes", runner("kubernetes", "[runners.kubernetes]\nimage = \"alpine:3\"\nnamespace = \"ci\"\ncpu_limit = "+
+				"\"500m\"\n"+
+				"memory_limit = \"1Gi\"\nprivileged = true\n[runners.kubernetes.node_selector]\nzone = \"a\""),
+			[]string{
+				"kubernetes: true", "namespace: ci", "build-cpus: \"0.5\"", "build-memory: 1G", "image: alpine:3",
+				"# kubernetes.node_selector: write it into the Pod",
+			},
+			[]string{"inventory"},
+		},
+		{
+			"kubernetes and docker", runner("kubernetes", "") + runner("docker", ""),
+			[]string{"# executor: a manager runs its jobs in pods or on VMs"},
+			[]string{"kubernetes: true"},
+		},
 		{"services with a network", runner("docker", "[runners.docker]\nnetwork_mode = "+
 			"\"host\"\n[[runners.docker.services]]\n"+
 			"name = \"a\""), []string{"# docker.network_mode: jobs with services", "service:"}, []string{"\nnetwork:"}},
-		{"another's section", runner("shell", "[runners.docker]\nimage = \"a\""),
-			[]string{"# docker: the executor shell does not use it"}, []string{"image:"}},
-		{"no token", "[[runners]]\nurl = \"https://g\"", []string{"# token: it is missing", "name: g", "# executor: it is " +
-			"missing"},
-			nil},
+		{
+			"another's section", runner("shell", "[runners.docker]\nimage = \"a\""),
+			[]string{"# docker: the executor shell does not use it"},
+			[]string{"image:"},
+		},
+		{
+			"no token", "[[runners]]\nurl = \"https://g\"",
+			[]string{"# token: it is missing", "name: g", "# executor: it is " +
+				"missing"},
+			nil,
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
