@@ -69,6 +69,7 @@ var allowed = map[string][]string{
 		"internal/plural", "remote/api/stepmuxv1",
 	},
 
+	"instance/elastic": {}, // the standard library only
 	"instance/inventory": {
 		"remote/api/vmconfig",
 		"instance", "connector", "mux", "mux/login", "internal/yamltree", "internal/lazyregexp",
@@ -370,6 +371,7 @@ var allowed = map[string][]string{
 	"internal/testing/kubetest":   {"internal/testing/dockertest", "internal/testing/remotetest", "internal/rmtree"},
 	// A module of its own: the programs of a real cluster.
 	"internal/testing/kubetest/control": {},
+	"internal/testing/fleetsim":         {"instance/elastic"},
 	"internal/testing/giteatest":        {"internal/testing/sshtest"},
 	"internal/testing/gitlabtest":       {}, // the standard library only
 	// A module of its own: GitLab Runner's client, and stand-ins for modules that cannot be had.
