@@ -33,6 +33,9 @@ var entryKeys = func() []string {
 // idForm matches valid IDs: an ID appears in tables, on command lines and in URLs.
 var idForm = lazyregexp.New(`^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$`)
 
+// IsID reports whether a text can be the ID of an instance in an inventory.
+func IsID(id string) bool { return idForm().MatchString(id) }
+
 // entry is an instance as written in the file, or the defaults.
 type entry struct {
 	at       *yaml.Node
@@ -71,7 +74,7 @@ func (r *reader) entry(n *yaml.Node, what string, known []string, from entry) en
 func (r *reader) field(e *entry, key string, n *yaml.Node) {
 	switch key {
 	case "id":
-		if e.id = r.text(n, "id"); !idForm().MatchString(e.id) {
+		if e.id = r.text(n, "id"); !IsID(e.id) {
 			r.Failf(n,
 				"the id %q cannot be used: it has 1 to 128 of A-Z a-z 0-9 . _ : - and begins with a letter or digit", e.id)
 		}

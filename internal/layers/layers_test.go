@@ -69,7 +69,8 @@ var allowed = map[string][]string{
 		"internal/plural", "remote/api/stepmuxv1",
 	},
 
-	"instance/elastic": {}, // the standard library only
+	"instance/elastic":        {}, // the standard library only
+	"instance/elastic/source": {"instance/elastic", "instance/inventory", "internal/subprocess", "internal/termtext"},
 	"instance/inventory": {
 		"remote/api/vmconfig",
 		"instance", "connector", "mux", "mux/login", "internal/yamltree", "internal/lazyregexp",

@@ -30,15 +30,17 @@ type Limit struct {
 	Said func(text string)
 	// Input is the standard input of the command. If nil, it is empty.
 	Input io.Reader
+	// Env is the environment of the command. If nil, it is ours.
+	Env []string
 }
 
 // errTooMuch ends a command that prints more than its limit.
 var errTooMuch = errors.New("the program prints too much")
 
-// Output runs argv without a shell and returns its standard output. Its environment is ours. If a command takes too
-// long, prints too much or outlives ctx, it is killed with its process group. The error says which of them it was and
-// has the beginning of the standard error. It never has standard output, because that may be a secret. On Linux the
-// command is also killed when our process is.
+// Output runs argv without a shell and returns its standard output. If a command takes too long, prints too much or
+// outlives ctx, it is killed with its process group. The error says which of them it was and has the beginning of the
+// standard error; it wraps the [exec.ExitError] of a command that has failed by itself. It never has standard output,
+// because that may be a secret. On Linux the command is also killed when our process is.
 func Output(ctx context.Context, argv []string, limit Limit) ([]byte, error) {
 	if len(argv) == 0 {
 		return nil, errors.New("run a command: it is empty")
@@ -50,7 +52,7 @@ func Output(ctx context.Context, argv []string, limit Limit) ([]byte, error) {
 	out := &bounded{limit: limit.Bytes, full: func() { cancel(errTooMuch) }}
 	said := &bounded{limit: maxSaid, full: func() {}}
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = limit.Input, out, said
+	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.Env = limit.Input, out, said, limit.Env
 	cmd.SysProcAttr = attributes()
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = pipeGrace
