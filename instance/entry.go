@@ -19,6 +19,7 @@ type placement struct {
 type entry struct {
 	placement *placement // the current configuration; replaced, never changed
 	host      *host      // how it is reached, in the current configuration
+	part      string     // of the set; see Group.UpdatePart
 	slots     map[*slot]struct{}
 	uses      int  // number of slots handed out in all
 	closed    bool // it takes no builds, has none, and its connection has been retired

@@ -77,7 +77,7 @@ type Group struct {
 	passed      float64           // the latest turn, when it was served
 	shares      map[string]int    // of the parties
 	picky       int               // number of waiters with requirements
-	sources     int               // running calls of Follow, which may bring more instances
+	sources     int               // calls of Follow and Expect: more instances may come
 	byHand      bool              // instances were added or removed one by one, so more may come
 	wake        *time.Timer
 	connectWait time.Duration   // see Config.ConnectWait
@@ -108,17 +108,19 @@ func NewGroup(instances ...Instance) (*Group, error) {
 // has changed.
 //
 // Host keys that were learned for a missing instance are kept; see [Provider.Remove].
-func (g *Group) Update(instances []Instance) error {
-	return g.change(false, func([]Instance) ([]Instance, error) { return slices.Clone(instances), nil })
-}
+func (g *Group) Update(instances []Instance) error { return g.UpdatePart("", instances) }
 
-// change replaces the set by the result of edit.
-func (g *Group) change(byHand bool, edit func([]Instance) ([]Instance, error)) error {
+// change replaces a part of the set by the result of edit.
+func (g *Group) change(byHand bool, part string, edit func([]Instance) ([]Instance, error)) error {
 	g.mu.Lock()
 	defer g.unlock()
 	var hosts map[string]*host
-	set, err := edit(g.setLocked())
+	var set []Instance
+	mine, err := edit(g.partLocked(func(of string) bool { return of == part }))
 	if err == nil {
+		before := g.partLocked(func(of string) bool { return of < part })
+		after := g.partLocked(func(of string) bool { return of > part })
+		set = slices.Concat(before, mine, after)
 		err = check(set)
 	}
 	if err == nil {
@@ -129,8 +131,15 @@ func (g *Group) change(byHand bool, edit func([]Instance) ([]Instance, error)) e
 	}
 	g.byHand = g.byHand || byHand
 	changed := g.takeOverLocked(hosts)
+	parts := make(map[string]string, len(set))
 	for _, e := range g.entries {
+		if !e.removed {
+			parts[e.placement.ID] = e.part
+		}
 		e.removed = true
+	}
+	for _, in := range mine {
+		parts[in.ID] = part
 	}
 	entries := make([]*entry, 0, len(set))
 	for _, in := range set {
@@ -143,6 +152,7 @@ func (g *Group) change(byHand bool, edit func([]Instance) ([]Instance, error)) e
 		} else if e.configure(in, h) {
 			changed[in.ID] = true
 		}
+		e.part = parts[in.ID]
 		entries = append(entries, e)
 	}
 	for _, e := range g.entries {
@@ -163,20 +173,22 @@ func (g *Group) change(byHand bool, edit func([]Instance) ([]Instance, error)) e
 
 // add adds an instance to the set.
 func (g *Group) add(in Instance) error {
-	return g.change(true, func(set []Instance) ([]Instance, error) { return append(set, in), nil })
+	return g.change(true, "", func(set []Instance) ([]Instance, error) { return append(set, in), nil })
 }
 
 // remove takes an instance out of the set because its VM no longer exists: its builds do not reach it again. It
 // returns the instance, and whether it stays as a jump host.
 func (g *Group) remove(id string) (was Instance, needed bool, err error) {
-	err = g.change(true, func(set []Instance) ([]Instance, error) {
+	part := g.partOf(id)
+	err = g.change(true, part, func(set []Instance) ([]Instance, error) {
 		e := g.byID[id]
-		if e == nil || e.removed {
+		if e == nil || e.removed || e.part != part {
 			return nil, unknown(id)
 		}
 		was = e.placement.Instance
-		left := slices.DeleteFunc(set, func(in Instance) bool { return in.ID == id })
-		hosts, err := hostsOf(left)
+		is := func(in Instance) bool { return in.ID == id }
+		left := slices.DeleteFunc(set, is)
+		hosts, err := hostsOf(slices.DeleteFunc(g.setLocked(), is))
 		if err != nil {
 			return nil, fmt.Errorf("remove instance %s: %w", id, err)
 		}
@@ -240,21 +252,24 @@ func (g *Group) Instances() []Instance {
 	return g.setLocked()
 }
 
-func (g *Group) setLocked() []Instance {
-	var all []Instance
-	for _, e := range g.entries {
-		if !e.removed {
-			all = append(all, e.placement.Instance)
-		}
-	}
-	return all
-}
-
 // Waiting returns the IDs of the builds that wait for a slot, in the order of the queue.
 func (g *Group) Waiting() []string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.waitingLocked()
+}
+
+// WaitingFor returns the labels that the builds without a slot need, by their IDs.
+func (g *Group) WaitingFor() map[string]map[string]string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	all := make(map[string]map[string]string, g.waiters.Len())
+	for e := g.waiters.Front(); e != nil; e = e.Next() {
+		if w := e.Value.(*waiter); w.build != "" {
+			all[w.build] = w.demand.labels
+		}
+	}
+	return all
 }
 
 func (g *Group) waitingLocked() []string {
@@ -458,23 +473,4 @@ func (g *Group) hasOther(of demand, sound bool) bool {
 	return slices.ContainsFunc(g.entries, func(e *entry) bool {
 		return e.meets(of) && e.takes() && e.host.health.refused(now) == nil && (!sound || !e.suspect())
 	})
-}
-
-// Follow keeps the group up to date from watch. It returns when watch does, with watch's error. watch calls update
-// with the whole set, once at the beginning and after each change, one call at a time; inventory.File has such a
-// method. It ends when ctx does, and returns ctx's cause, or the reason why it cannot continue. update returns an
-// error for an invalid set; the previous set then stays in force, as it does after Follow. While Follow runs, builds
-// wait even if no instance takes any: watch may bring one.
-func (g *Group) Follow(
-	ctx context.Context, watch func(ctx context.Context, update func([]Instance) error) error,
-) error {
-	g.follow(1)
-	defer g.follow(-1)
-	return watch(ctx, g.Update)
-}
-
-func (g *Group) follow(n int) {
-	g.mu.Lock()
-	defer g.unlock()
-	g.sources += n
 }

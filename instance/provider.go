@@ -222,6 +222,16 @@ func (p *Provider) Dial(ctx context.Context, id string, trace *mux.Trace) (*mux.
 	return connect(ctx, h, via, cmp.Or(trace, h.ssh.Trace, p.cfg.ConnTrace), 0, func() {})
 }
 
+// Reach connects to an instance, also to one that takes no builds, and leaves the connection to the next builds.
+func (p *Provider) Reach(ctx context.Context, id string) error {
+	lease, err := p.conns.Acquire(ctx, pool.Key(id))
+	if err != nil {
+		return err
+	}
+	lease.Release()
+	return nil
+}
+
 // Add adds an instance to the Group's set. Its errors are those of Group.Update. After the first Add or Remove,
 // builds wait even while no instance takes any: another may be added.
 func (p *Provider) Add(in Instance) error { return p.cfg.Group.add(in) }

@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"context"
 	"maps"
 	"net"
 	"os"
@@ -155,20 +156,33 @@ func (r *reader) keyFile(n *yaml.Node) []login.Auth {
 		r.Failf(n, "key: %v", err)
 		return nil
 	}
-	auth, err := resolver.KeyFile(r.ctx, path)
+	auth, err := keyOf(r.ctx, resolver, path)
 	if err != nil {
 		r.Failf(n, "key: %v", err)
 	}
-	return []login.Auth{auth}
+	return auth
+}
+
+// keyOf reads a private key.
+func keyOf(ctx context.Context, resolver Resolver, path string) ([]login.Auth, error) {
+	auth, err := resolver.KeyFile(ctx, path)
+	return []login.Auth{auth}, err
 }
 
 // labels adds an instance's labels to those of the defaults.
 func (r *reader) labels(n *yaml.Node, from map[string]string) map[string]string {
+	own := map[string]string{}
+	for _, e := range r.Mapping(n, "labels") {
+		own[e.Key] = r.String(e.Value, "the label "+e.Key)
+	}
+	return merged(from, own)
+}
+
+// merged returns the labels of both. Those of own count.
+func merged(from, own map[string]string) map[string]string {
 	all := map[string]string{}
 	maps.Copy(all, from)
-	for _, e := range r.Mapping(n, "labels") {
-		all[e.Key] = r.String(e.Value, "the label "+e.Key)
-	}
+	maps.Copy(all, own)
 	return all
 }
 
