@@ -190,3 +190,10 @@ func (r *rule) matches(now time.Time) bool {
 	}
 	return false
 }
+
+// AtMost returns the policy with another bound of the VMs.
+func (p *Policy) AtMost(vms int) *Policy {
+	other := *p
+	other.cfg.MaxInstances = vms
+	return &other
+}

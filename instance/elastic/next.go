@@ -184,7 +184,7 @@ func (d *decider) leave(vm *VM, why string, idle time.Duration) {
 		d.note(vm, why+": it leaves at "+until.Format(time.RFC3339))
 		d.wake(until)
 	default:
-		d.note(vm, why+": it is deleted")
+		d.note(vm, why)
 		d.Delete = append(d.Delete, vm.ID)
 	}
 }

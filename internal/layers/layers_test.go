@@ -89,6 +89,7 @@ var allowed = map[string][]string{
 	"instance/manager/natscall": {},
 	"instance/manager/archive":  {"instance/manager/natscall", "internal/contents", "internal/plural"},
 	"instance/manager/command":  {"instance", "internal/wire"},
+	"instance/manager/scaler":   {"instance/elastic", "instance/elastic/source"},
 	"instance/manager/seal":     {"internal/privatefile"},
 	"instance/manager/claims": {
 		"instance", "instance/manager/natscall", "instance/manager/state", "internal/pause", "internal/privatefile",
