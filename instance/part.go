@@ -23,7 +23,7 @@ func (g *Group) partLocked(is func(part string) bool) (all []Instance) {
 	return all
 }
 
-// partOf returns the part of the set that has an instance; "" if none has.
+// partOf returns the part of the set that has an instance; "" if the set does not have it.
 func (g *Group) partOf(id string) string {
 	g.mu.Lock()
 	defer g.mu.Unlock()

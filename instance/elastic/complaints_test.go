@@ -192,7 +192,8 @@ func TestWithoutPreemptiveJobsAreAskedForIfAVMCanBeMade(t *testing.T) {
 	p := policy(t, cfg)
 	require.Equal(t, 6, p.Next(elastic.State{}, now).Room)
 	require.Equal(t, 2, p.Next(elastic.State{Waiting: 4}, now).Room)
-	require.Equal(t, 5, p.Next(elastic.State{VMs: vms(3, func(vm *elastic.VM) { vm.Draining = true }), Waiting: 1}, now).Room)
+	drained := vms(3, func(vm *elastic.VM) { vm.Draining = true })
+	require.Equal(t, 5, p.Next(elastic.State{VMs: drained, Waiting: 1}, now).Room)
 	s := elastic.State{RetryAt: now.Add(time.Minute)}
 	require.Zero(t, p.Next(s, now).Room, "none can be made now")
 	require.Equal(t, 6, p.Next(s, now.Add(time.Minute)).Room)

@@ -34,8 +34,8 @@ type Config struct {
 	// at once. If zero, 1.
 	Rate  float64
 	Burst int
-	// Rules are the policies. The last one that matches the time counts. If none matches, no VM is kept idle for longer
-	// than DefaultIdleTime.
+	// Rules are the policies. The last one that matches the time counts. If no rule matches, an idle VM is
+	// kept for DefaultIdleTime.
 	Rules []Rule
 }
 

@@ -11,34 +11,37 @@ import (
 
 func TestAConfigurationThatCannotWorkIsRefused(t *testing.T) {
 	yes := true
-	for want, cfg := range map[string]elastic.Config{
-		"max-instances 0: use 1 to 10000": {},
-		"max-instances 10001":             {MaxInstances: 10_001},
-		"capacity -1: use 1 to 1000":      {MaxInstances: 1, Capacity: -1},
-		"max-uses -1":                     {MaxInstances: 1, MaxUses: -1},
-		"max-age 1s: use at least 1m0s":   {MaxInstances: 1, MaxAge: time.Second},
-		"throttle: rate -1":               {MaxInstances: 1, Rate: -1},
-		"throttle: burst -1":              {MaxInstances: 1, Burst: -1},
-		"101 policies":                    {MaxInstances: 1, Rules: make([]elastic.Rule, 101)},
-		"policy 1: idle-count 3: max-instances VMs have 0 to 2 slots":                      of(elastic.Rule{IdleCount: 3}),
-		"policy 1: idle-count -1":                                                          of(elastic.Rule{IdleCount: -1}),
-		"policy 1: idle-time -1s is negative":                                              of(elastic.Rule{IdleTime: -time.Second}),
-		"policy 1: scale-factor -1":                                                        of(elastic.Rule{ScaleFactor: -1}),
-		"policy 1: scale-factor-limit -1":                                                  of(elastic.Rule{ScaleFactorLimit: -1}),
-		"policy 1: scale-factor-limit needs scale-factor":                                  of(elastic.Rule{ScaleFactorLimit: 1}),
-		"policy 1: timezone needs periods":                                                 of(elastic.Rule{TimeZone: "UTC"}),
-		"policy 1: 101 periods":                                                            of(elastic.Rule{Periods: make([]string, 101)}),
-		"policy 1: preemptive needs idle-count":                                            of(elastic.Rule{Preemptive: &yes}),
-		`policy 1: timezone "Mars": use a name such as Europe/Berlin`:                      of(in("Mars", "* * * * *")),
-		`policy 1: period "* *": use five fields (minute, hour, day of the month`:          of(in("", "* *")),
-		`policy 1: period "60 * * * *": minute: "60" is not a value from 0 to 59`:          of(in("", "60 * * * *")),
-		`policy 1: period "* * 0 * *": day of the month: "0" is not a value from 1 to 31`:  of(in("", "* * 0 * *")),
-		`policy 1: period "* 9-5 * * *": hour: "9-5": the range ends before it begins`:     of(in("", "* 9-5 * * *")),
-		`policy 1: period "*/0 * * * *": minute: "*/0": the step is a number from 1 to 59`: of(in("", "*/0 * * * *")),
-		`policy 1: period "* * * * fry": day of the week: "fry" is not a value`:            of(in("", "* * * * fry")),
+	for _, test := range []struct {
+		cfg  elastic.Config
+		want string
+	}{
+		{elastic.Config{}, "max-instances 0: use 1 to 10000"},
+		{elastic.Config{MaxInstances: 10_001}, "max-instances 10001"},
+		{elastic.Config{MaxInstances: 1, Capacity: -1}, "capacity -1: use 1 to 1000"},
+		{elastic.Config{MaxInstances: 1, MaxUses: -1}, "max-uses -1"},
+		{elastic.Config{MaxInstances: 1, MaxAge: time.Second}, "max-age 1s: use at least 1m0s"},
+		{elastic.Config{MaxInstances: 1, Rate: -1}, "throttle: rate -1"},
+		{elastic.Config{MaxInstances: 1, Burst: -1}, "throttle: burst -1"},
+		{elastic.Config{MaxInstances: 1, Rules: make([]elastic.Rule, 101)}, "101 policies"},
+		{of(elastic.Rule{IdleCount: 3}), "policy 1: idle-count 3: max-instances VMs have 0 to 2 slots"},
+		{of(elastic.Rule{IdleCount: -1}), "policy 1: idle-count -1"},
+		{of(elastic.Rule{IdleTime: -time.Second}), "policy 1: idle-time -1s is negative"},
+		{of(elastic.Rule{ScaleFactor: -1}), "policy 1: scale-factor -1"},
+		{of(elastic.Rule{ScaleFactorLimit: -1}), "policy 1: scale-factor-limit -1"},
+		{of(elastic.Rule{ScaleFactorLimit: 1}), "policy 1: scale-factor-limit needs scale-factor"},
+		{of(elastic.Rule{TimeZone: "UTC"}), "policy 1: timezone needs periods"},
+		{of(elastic.Rule{Periods: make([]string, 101)}), "policy 1: 101 periods"},
+		{of(elastic.Rule{Preemptive: &yes}), "policy 1: preemptive needs idle-count"},
+		{of(in("Mars", "* * * * *")), `policy 1: timezone "Mars": use a name such as Europe/Berlin`},
+		{of(in("", "* *")), `policy 1: period "* *": use five fields (minute, hour, day of the month`},
+		{of(in("", "60 * * * *")), `policy 1: period "60 * * * *": minute: "60" is not a value from 0 to 59`},
+		{of(in("", "* * 0 * *")), `policy 1: period "* * 0 * *": day of the month: "0" is not a value from 1 to 31`},
+		{of(in("", "* 9-5 * * *")), `policy 1: period "* 9-5 * * *": hour: "9-5": the range ends before it begins`},
+		{of(in("", "*/0 * * * *")), `policy 1: period "*/0 * * * *": minute: "*/0": the step is a number from 1 to 59`},
+		{of(in("", "* * * * fry")), `policy 1: period "* * * * fry": day of the week: "fry" is not a value`},
 	} {
-		_, err := elastic.New(cfg)
-		require.ErrorContains(t, err, want)
+		_, err := elastic.New(test.cfg)
+		require.ErrorContains(t, err, test.want)
 		require.Less(t, len(err.Error()), 300)
 	}
 }

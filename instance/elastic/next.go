@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Next decides what to do at a time.
+// Next returns the decision for a time.
 func (p *Policy) Next(s State, now time.Time) Decision {
 	d := &decider{policy: p, rule: p.ruleAt(now), state: &s, now: now, total: s.Making, making: s.Making * p.cfg.Capacity}
 	d.Notes = make(map[string]string, len(s.VMs))
@@ -115,8 +115,8 @@ func (d *decider) count() {
 	d.Demand = d.used + d.state.Reserved + d.state.Waiting + d.rule.idleSlots(d.used)
 }
 
-// choose says which of the VMs stay. A VM leaves if the others have slots enough without it. One that has reached MaxAge
-// also leaves if no other can be made before: one at a time.
+// choose says which of the VMs stay. A VM leaves if the others have slots enough without it. One that has reached
+// MaxAge also leaves if no other can be made before: one at a time.
 func (d *decider) choose() {
 	isFull := d.making == 0 && d.total >= d.policy.cfg.MaxInstances
 	for _, vm := range d.choice {

@@ -48,7 +48,8 @@ func randomCase(seed uint64) (cfg elastic.Config, load fleetsim.Load) {
 		if chance(0.5) {
 			at += time.Duration(r.ExpFloat64() * float64(time.Minute))
 		}
-		load.Builds = append(load.Builds, fleetsim.Build{At: at, Takes: time.Duration(r.ExpFloat64() * float64(5*time.Minute))})
+		takes := time.Duration(r.ExpFloat64() * float64(5*time.Minute))
+		load.Builds = append(load.Builds, fleetsim.Build{At: at, Takes: takes})
 	}
 	return cfg, load
 }
@@ -100,8 +101,8 @@ func TestABurstIsWorkedOffAtFullSpeed(t *testing.T) {
 	require.LessOrEqual(t, got.Empty, got.Makespan+10*time.Second)
 }
 
-// Builds that come one by one are spread over the VMs, which then never become idle for long: so the policy drains those
-// that are not needed.
+// Builds that come one by one are spread over the VMs, which then never become idle for long: so the policy drains
+// those that are not needed.
 func TestALowLoadDoesNotKeepAllVMs(t *testing.T) {
 	cfg := elastic.Config{Capacity: 4, MaxInstances: 20, Rules: []elastic.Rule{{IdleTime: 5 * time.Minute}}}
 	load := fleetsim.Load{Make: 20 * time.Second, Until: 2 * time.Hour}

@@ -66,7 +66,7 @@ type Throttle struct {
 	At     time.Time
 }
 
-// Decision is what to do now. An action that was not carried out is in the next Decision again.
+// Decision has the actions for a time. An action that was not carried out is in the next Decision again.
 type Decision struct {
 	// Create is how many VMs to make.
 	Create int

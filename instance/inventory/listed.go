@@ -13,7 +13,7 @@ import (
 	"github.com/stepmux/stepmux/internal/yamltree"
 )
 
-// Defaults are the values that VMs have in common, as the defaults of an inventory. The zero value has none.
+// Defaults are the values that VMs have in common, as the defaults of an inventory. The zero value is empty.
 type Defaults struct {
 	reader yamltree.Reader
 	at     *yaml.Node

@@ -42,7 +42,7 @@ type ExecConfig struct {
 	Command []string
 	// Group is the name of the group, by which the program tells its VMs from others. Required.
 	Group string
-	// Settings are for the program alone: a JSON object. If empty, it has none.
+	// Settings are for the program alone: a JSON object. May be empty.
 	Settings json.RawMessage
 	// PassEnv are the variables of our environment that the program gets, besides PATH and HOME. If nil, it gets all
 	// but those that begin with STEPMUX_.
@@ -172,7 +172,8 @@ func (e *Exec) Delete(ctx context.Context, ids []string, reason string) (deleted
 
 // call runs an operation, and reads its answer. check checks it.
 func (e *Exec) call(
-	ctx context.Context, op string, request map[string]any, limit time.Duration, most int, answer answer, check func() error,
+	ctx context.Context, op string, request map[string]any, limit time.Duration, most int, answer answer,
+	check func() error,
 ) error {
 	request["v"] = version
 	text, err := json.Marshal(request)

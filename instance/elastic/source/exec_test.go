@@ -94,11 +94,14 @@ func TestAWrongAnswerIsAnErrorThatNamesProgramOperationAndExit(t *testing.T) {
 		do           func(*Exec) error
 		answer, want string
 	}{
-		"nothing":         {list, "", "the answer is empty"},
-		"garbage":         {list, "\x1b[2Jhello", "no answer in JSON: invalid character '\\x1b'"},
-		"a list":          {list, "[]", "no answer in JSON"},
-		"null":            {list, "null", `the answer needs "v":1`},
-		"two answers":     {list, vms("") + vms(""), "no answer in JSON: invalid character '{' after top-level value"},
+		"nothing": {list, "", "the answer is empty"},
+		"garbage": {list, "\x1b[2Jhello", "no answer in JSON: invalid character '\\x1b'"},
+		"a list":  {list, "[]", "no answer in JSON"},
+		"null":    {list, "null", `the answer needs "v":1`},
+		"two answers": {
+			list, vms("") + vms(""),
+			"no answer in JSON: invalid character '{' after top-level value",
+		},
 		"cut":             {list, `{"v":1,"instances":[`, "no answer in JSON: unexpected end"},
 		"another version": {list, `{"v":2,"instances":[]}`, `the answer needs "v":1, the version of the contract`},
 		"no version":      {list, `{"instances":[]}`, `the answer needs "v":1`},
@@ -109,35 +112,68 @@ func TestAWrongAnswerIsAnErrorThatNamesProgramOperationAndExit(t *testing.T) {
 		"terminal codes": {
 			list, vms(`{"id":"a\u001b[2Jb","state":"running"}`), `the id "a\x1b[2Jb" cannot be used: it has 1 to 128 of A-Z`,
 		},
-		"a long id":  {list, vms(`{"id":"` + strings.Repeat("x", 100_000) + `"}`), "a VM has 100009 bytes"},
-		"same VM":    {list, vms(`{"id":"a","state":"creating"},{"id":"a","state":"stopped"}`), "it lists the VM a twice"},
-		"bad state":  {list, vms(`{"id":"a","state":"on"}`), `VM a: state "on": use creating, running, deleting or stopped`},
+		"a long id": {list, vms(`{"id":"` + strings.Repeat("x", 100_000) + `"}`), "a VM has 100009 bytes"},
+		"same VM": {
+			list, vms(`{"id":"a","state":"creating"},{"id":"a","state":"stopped"}`),
+			"it lists the VM a twice",
+		},
+		"bad state": {
+			list, vms(`{"id":"a","state":"on"}`),
+			`VM a: state "on": use creating, running, deleting or stopped`,
+		},
 		"no address": {list, vms(`{"id":"a","state":"running"}`), "VM a: it is running and has no address"},
 		"address of another": {
 			list, vms(`{"id":"a","state":"running","address":"x"},{"id":"b","state":"running","address":"x"}`),
 			"the VMs a and b have the same address x",
 		},
-		"address with a port":    {list, vms(`{"id":"a","state":"running","address":"x:22"}`), `address "x:22": use a host name`},
-		"address with an escape": {list, vms(`{"id":"a","state":"creating","address":"x\u009b"}`), `address "x\u009b"`},
-		"an option":              {list, vms(`{"id":"a","state":"creating","user":"a b"}`), `user "a b": use the name of an account`},
-		"port":                   {list, vms(`{"id":"a","state":"creating","port":65536}`), "port 65536: use 1 to 65535"},
-		"capacity":               {list, vms(`{"id":"a","state":"creating","capacity":-1}`), "capacity -1: use 1 to 1000"},
-		"key file":               {list, vms(`{"id":"a","state":"creating","identity_file":"k"}`), `identity_file "k": use an absolute path`},
-		"label":                  {list, vms(`{"id":"a","state":"creating","labels":{"a":"\u202e"}}`), `label "a": name and value are printable`},
-		"host key":               {list, vms(`{"id":"a","state":"creating","host_keys":["SHA256:x"]}`), `host key "SHA256:x": use the form of`},
-		"many host keys":         {list, vms(`{"id":"a","state":"creating","host_keys":[` + strings.Repeat(`"",`, 16) + `""]}`), "17 host keys"},
-		"created":                {list, vms(`{"id":"a","state":"creating","created":"now"}`), "cannot parse"},
-		"too many VMs":           {list, vms(strings.Repeat("{},", 10_000) + "{}"), "it lists more than 10000 VMs"},
-		"negative count":         {create, `{"v":1,"accepted":-1}`, "accepted is -1: 2 VMs were asked for"},
-		"too many accepted":      {create, `{"v":1,"accepted":3}`, "accepted is 3: 2 VMs were asked for"},
-		"nothing accepted":       {create, `{"v":1}`, `the answer has no "accepted"`},
-		"too many ids":           {create, `{"v":1,"accepted":1,"ids":["a","b"]}`, "there are 2 ids for 1 accepted VMs"},
-		"same id":                {create, `{"v":1,"accepted":2,"ids":["a","a"]}`, "it names the VM a twice"},
-		"bad id":                 {create, `{"v":1,"accepted":2,"ids":["-a"]}`, `the id "-a" cannot be used`},
-		"no deleted":             {remove, `{"v":1}`, `the answer has no "deleted"`},
-		"another deleted":        {remove, `{"v":1,"deleted":["c"]}`, `it has deleted "c", which was not asked for`},
-		"negative max":           {info, `{"v":1,"max":-3}`, "max -3 is negative"},
-		"a text as max":          {info, `{"v":1,"max":"3"}`, "cannot unmarshal string"},
+		"address with a port": {
+			list, vms(`{"id":"a","state":"running","address":"x:22"}`),
+			`address "x:22": use a host name`,
+		},
+		"address with an escape": {
+			list, vms(`{"id":"a","state":"creating","address":"x\u009b"}`),
+			`address "x\u009b"`,
+		},
+		"an option": {
+			list, vms(`{"id":"a","state":"creating","user":"a b"}`),
+			`user "a b": use the name of an account`,
+		},
+		"port": {
+			list, vms(`{"id":"a","state":"creating","port":65536}`),
+			"port 65536: use 1 to 65535",
+		},
+		"capacity": {
+			list, vms(`{"id":"a","state":"creating","capacity":-1}`),
+			"capacity -1: use 1 to 1000",
+		},
+		"key file": {
+			list, vms(`{"id":"a","state":"creating","identity_file":"k"}`),
+			`identity_file "k": use an absolute path`,
+		},
+		"label": {
+			list, vms(`{"id":"a","state":"creating","labels":{"a":"\u202e"}}`),
+			`label "a": name and value are printable`,
+		},
+		"host key": {
+			list, vms(`{"id":"a","state":"creating","host_keys":["SHA256:x"]}`),
+			`host key "SHA256:x": use the form of`,
+		},
+		"many host keys": {
+			list, vms(`{"id":"a","state":"creating","host_keys":[` + strings.Repeat(`"",`, 16) + `""]}`),
+			"17 host keys",
+		},
+		"created":           {list, vms(`{"id":"a","state":"creating","created":"now"}`), "cannot parse"},
+		"too many VMs":      {list, vms(strings.Repeat("{},", 10_000) + "{}"), "it lists more than 10000 VMs"},
+		"negative count":    {create, `{"v":1,"accepted":-1}`, "accepted is -1: 2 VMs were asked for"},
+		"too many accepted": {create, `{"v":1,"accepted":3}`, "accepted is 3: 2 VMs were asked for"},
+		"nothing accepted":  {create, `{"v":1}`, `the answer has no "accepted"`},
+		"too many ids":      {create, `{"v":1,"accepted":1,"ids":["a","b"]}`, "there are 2 ids for 1 accepted VMs"},
+		"same id":           {create, `{"v":1,"accepted":2,"ids":["a","a"]}`, "it names the VM a twice"},
+		"bad id":            {create, `{"v":1,"accepted":2,"ids":["-a"]}`, `the id "-a" cannot be used`},
+		"no deleted":        {remove, `{"v":1}`, `the answer has no "deleted"`},
+		"another deleted":   {remove, `{"v":1,"deleted":["c"]}`, `it has deleted "c", which was not asked for`},
+		"negative max":      {info, `{"v":1,"max":-3}`, "max -3 is negative"},
+		"a text as max":     {info, `{"v":1,"max":"3"}`, "cannot unmarshal string"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := test.do(answers(t, test.answer))
@@ -152,7 +188,8 @@ func TestAWrongAnswerIsAnErrorThatNamesProgramOperationAndExit(t *testing.T) {
 func TestAVMMayHaveTheAddressOfOneThatLeaves(t *testing.T) {
 	list, err := answers(t, `{"v":1,"instances":[{"id":"a","state":"deleting","address":"x"},
 		{"id":"b","state":"stopped","address":"x"},{"id":"c","state":"running","address":"x"},
-		{"id":"d","state":"running","address":"x","port":23},{"id":"e","state":"running","address":"::1"}]}`).List(t.Context())
+		{"id":"d","state":"running","address":"x","port":23},{"id":"e","state":"running","address":"::1"}]}`,
+	).List(t.Context())
 	require.NoError(t, err)
 	require.Len(t, list, 5)
 }

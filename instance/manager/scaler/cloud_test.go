@@ -44,7 +44,8 @@ type cloud struct {
 
 func newCloud(t *testing.T) *cloud {
 	return &cloud{
-		t: t, start: 2 * time.Second, vms: map[string]*source.VM{}, ready: map[string]time.Time{}, made: map[string][]string{},
+		t: t, start: 2 * time.Second, vms: map[string]*source.VM{}, ready: map[string]time.Time{},
+		made: map[string][]string{},
 	}
 }
 
@@ -328,8 +329,8 @@ func TestVMsAreMadeForBuildsThatWaitAndDeletedAfterThem(t *testing.T) {
 	})
 }
 
-// The promise of ELASTIC: with 1,000 kills of the manager in the middle of anything, no VM is made twice, lost, or deleted
-// while it is in use.
+// The promise of ELASTIC: with 1,000 kills of the manager in the middle of anything, no VM is made twice, lost, or
+// deleted while it is in use.
 func TestAManagerThatIsKilledAtAnyTimeMakesAndDeletesOnce(t *testing.T) {
 	scene(t, func(t *testing.T, c *cloud, h *host) {
 		random := rand.New(rand.NewPCG(1, 2))

@@ -13,7 +13,7 @@ import (
 	"github.com/stepmux/stepmux/instance/elastic/source"
 )
 
-// resume asks again for what a manager before has asked for, or this one when it could not keep the answer.
+// resume repeats the calls of a manager before, and those whose answer this manager could not keep.
 func (s *Scaler) resume(ctx context.Context) {
 	for _, r := range s.record.Requests {
 		if !r.Answered && !s.creating {

@@ -14,11 +14,11 @@ type Host interface {
 	Use(ctx context.Context, vms []source.VM) error
 	// Drain lets exactly these VMs of the group take no new builds.
 	Drain(ids map[string]bool)
-	// Look returns how the VMs are used, and what waits for them.
+	// Look returns how the VMs are used, and how many builds wait for them.
 	Look(ctx context.Context) (Look, error)
 	// Busy returns those of the VMs that have a build, as far as the state knows.
 	Busy(ctx context.Context, ids []string) (map[string]bool, error)
-	// Claim returns whether this manager scales the group, and the record of the group, nil if there is none.
+	// Claim returns whether this manager scales the group, and the record of the group, which is nil at first.
 	Claim(ctx context.Context) (record []byte, mine bool, err error)
 	// Keep keeps the record, and returns when it is on disk. ErrLost says that another manager scales the group now.
 	Keep(ctx context.Context, record []byte) error

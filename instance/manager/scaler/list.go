@@ -55,7 +55,7 @@ func (s *Scaler) list(ctx context.Context) {
 	})
 }
 
-// setInfo notes what the source is.
+// setInfo notes the description of the source.
 func (s *Scaler) setInfo(info source.Info) {
 	s.asked, s.info = true, info
 	if info.Max > 0 && info.Max < s.cfg.Policy.MaxInstances {
@@ -166,7 +166,7 @@ func (s *Scaler) usable() (vms []source.VM) {
 	return vms
 }
 
-// expect takes VMs that were listed for the first time off those that were asked for, and keeps what has changed.
+// expect takes VMs that were listed for the first time off those that were asked for, and keeps the changes.
 func (s *Scaler) expect(ctx context.Context, fresh map[string]bool, now time.Time) {
 	if !s.mine {
 		return

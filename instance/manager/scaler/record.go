@@ -12,7 +12,7 @@ import (
 	"github.com/stepmux/stepmux/instance/elastic/source"
 )
 
-// record is what is kept of a group.
+// record is the stored state of a group.
 type record struct {
 	// Requests are VMs that the source was asked to make, and that were not all listed yet.
 	Requests []*request `json:"requests,omitempty"`

@@ -111,8 +111,8 @@ func New(cfg Config, host Host) (*Scaler, error) {
 	}, err
 }
 
-// Restore gives the host the VMs that a manager before has kept, so that builds there go on before the source has listed
-// them.
+// Restore gives the host the VMs that a manager before has kept, so that builds there go on before the source has
+// listed them.
 func (s *Scaler) Restore(ctx context.Context) error {
 	if err := s.loadKept(ctx); err != nil {
 		return err
@@ -163,7 +163,7 @@ func (s *Scaler) call(ctx context.Context, do func(), done func()) {
 	})
 }
 
-// step does what there is to do now.
+// step lists, looks and decides, each if it is time.
 func (s *Scaler) step(ctx context.Context) {
 	now := time.Now()
 	if !s.listing && !now.Before(s.listAt) {

@@ -1,6 +1,6 @@
-// Package fleetsim simulates a group of VMs whose number a policy decides: builds arrive, VMs are made, fail and vanish,
-// and nothing takes time but these. It is the measure for a manager with real VMs, and it tests the policy: [Run] returns
-// what went wrong in [Result].Faults.
+// Package fleetsim simulates a group of VMs whose number a policy decides: builds arrive, VMs are made, fail and
+// vanish, and nothing takes time but these. It is the measure for a manager with real VMs, and it tests the policy:
+// [Result].Faults has each broken promise.
 package fleetsim
 
 import (
@@ -20,7 +20,7 @@ type Build struct {
 	At, Takes time.Duration
 }
 
-// Load is what happens to a group.
+// Load is the load and the faults of a group.
 type Load struct {
 	Builds []Build
 	// Make and Delete are how long it takes to make and to delete a VM, and Spread how much longer it may take.
