@@ -41,15 +41,7 @@ func (f *vmFlags) fromInventory(ctx context.Context, log *slog.Logger) (*instanc
 		cancel()
 		wg.Wait()
 	}
-	file, err := inventory.Open(ctx, inventory.Config{Path: f.inventory, Logger: log, Fallback: inventory.Fallback{
-		Capacity: f.capacity,
-		Runner:   f.runner,
-		Options:  f.vmOptions,
-		Resolver: func() (inventory.Resolver, error) {
-			r, err := sshtarget.NewResolver(f.way)
-			return reach{r}, err
-		},
-	}})
+	file, err := inventory.Open(ctx, inventory.Config{Path: f.inventory, Logger: log, Fallback: f.fallback()})
 	var group *instance.Group
 	if err == nil {
 		group, err = instance.NewGroup(file.Instances()...)
@@ -71,6 +63,19 @@ func (f *vmFlags) fromInventory(ctx context.Context, log *slog.Logger) (*instanc
 		}
 	})
 	return group, stop, nil
+}
+
+// fallback returns the values of the flags for VMs of an inventory.
+func (f *vmFlags) fallback() inventory.Fallback {
+	return inventory.Fallback{
+		Capacity: f.capacity,
+		Runner:   f.runner,
+		Options:  f.vmOptions,
+		Resolver: func() (inventory.Resolver, error) {
+			r, err := sshtarget.NewResolver(f.way)
+			return reach{r}, err
+		},
+	}
 }
 
 // reach gives an inventory the resolver of --instance.

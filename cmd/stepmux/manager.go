@@ -21,6 +21,7 @@ import (
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/control"
+	"github.com/stepmux/stepmux/instance/elastic/groupfile"
 	"github.com/stepmux/stepmux/instance/manager"
 	"github.com/stepmux/stepmux/instance/manager/access"
 	"github.com/stepmux/stepmux/instance/manager/state"
@@ -91,8 +92,9 @@ func (f *managerFlags) checkNATS() (*state.NATS, error) {
 		return nil, errors.New("--nats needs --key-file: the managers of a cluster seal with the same key")
 	case f.onCluster():
 		return nil, errors.New("--nats does not work with --kubernetes: one manager has the cluster")
-	case f.inventory == "" && len(f.instances) == 0:
-		return nil, errors.New("--nats needs --inventory or --instance: other managers cannot reach the embedded VM")
+	case f.vmFlags.embedsVM():
+		return nil, errors.New("--nats needs --inventory, --instance or the key elastic: other managers cannot reach the " +
+			"embedded VM")
 	}
 	return n, nil
 }
@@ -178,6 +180,8 @@ func (f *managerFlags) command() *cobra.Command {
 	fl.StringVar(&f.nats.Key, "nats-key", "", "`FILE` with the key of --nats-cert")
 	fl.BoolVar(&f.strict, "strict-scripts", false, "refuse jobs that 'stepmux validate' warns about, as 'stepmux submit' "+
 		"does with this flag")
+	fl.Var(&f.elastic, "elastic", "make VMs when builds wait, and delete them when they are idle: a mapping with name, "+
+		"exec, max-instances and other keys for each group, see docs/elastic.md (default off)")
 	grouped(fl, managerGroup)
 	fl.StringVar(&f.metrics, "metrics", "",
 		"serve Prometheus metrics and /healthz on `[HOST]:PORT`; without HOST for this machine only (default off)")
@@ -225,8 +229,7 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 	defer func() { _ = provider.Close() }() // its builds have ended or were left running
 	counts.Watch(provider)
 	open.Provider, open.Group, open.OnEnd, open.Logger = provider, vms, counts.Ended, logger
-	open.InventoryErr = f.inventoryErr
-	if err := f.checkFiles(group, open); err != nil {
+	if err := f.complete(ctx, group, &open); err != nil {
 		return err
 	}
 	closeMetrics, err := f.openMetrics(counts, logger)
@@ -240,10 +243,20 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 	}
 	defer doors.close()
 	if f.check {
-		_, err := fmt.Fprintln(cmd.OutOrStdout(), "the configuration is valid: "+sizeOf(vms, f.embedsVM()))
+		_, err := fmt.Fprintln(cmd.OutOrStdout(), "the configuration is valid: "+sizeOf(vms, f.embedsVM())+
+			groupsText(f.elastic))
 		return systemError(err)
 	}
 	return f.serve(ctx, group, counts, doors, open)
+}
+
+// complete adds the groups of VMs to the configuration, and checks the files that it names.
+func (f *managerFlags) complete(ctx context.Context, group int, open *manager.Config) (err error) {
+	open.InventoryErr = f.inventoryErr
+	if open.VMGroups, err = f.vmGroups(ctx, open.Logger); err != nil {
+		return err
+	}
+	return f.checkFiles(group, *open)
 }
 
 // settings checks the flags. It returns the configuration of the manager without its VMs, and the group of its socket,
@@ -300,6 +313,9 @@ func (f *managerFlags) checkPlaces() error {
 	if _, err := f.place(&place.Spec{Image: "image"}); err != nil {
 		return err
 	}
+	if f.onCluster() && len(f.elastic) > 0 {
+		return errors.New("the key elastic does not work with --kubernetes: the cluster has its own scaler")
+	}
 	if f.onCluster() && f.doors.ssh != "" {
 		return errors.New("--ssh-listen does not work with --kubernetes: a pod has no login")
 	}
@@ -307,9 +323,7 @@ func (f *managerFlags) checkPlaces() error {
 }
 
 // embedsVM reports whether the flags name no machine, so that builds run on the embedded VM.
-func (f *managerFlags) embedsVM() bool {
-	return f.inventory == "" && len(f.instances) == 0 && !f.onCluster()
-}
+func (f *managerFlags) embedsVM() bool { return f.vmFlags.embedsVM() && !f.onCluster() }
 
 // machines returns the VMs or the cluster, and a function that ends what was started for them.
 func (f *managerFlags) machines(ctx context.Context, logger *slog.Logger) (*instance.Group, func(), error) {
@@ -406,6 +420,14 @@ func sizeOf(vms *instance.Group, embedded bool) string {
 		slots += in.Capacity
 	}
 	return plural.Count(len(vms.Instances()), "VM") + ", " + plural.Count(slots, "slot")
+}
+
+// groupsText describes the groups of VMs that come and go.
+func groupsText(groups groupfile.Groups) (text string) {
+	for _, g := range groups {
+		text += fmt.Sprintf(", group %s with at most %s", g.Exec.Group, plural.Count(g.Policy.MaxInstances, "VM"))
+	}
+	return text
 }
 
 // place is the Config.Place of the manager.

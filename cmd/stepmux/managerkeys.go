@@ -12,11 +12,12 @@ import (
 
 // rareKeys are the keys of a manager's --config that are no flags any more. On the command line they work in this
 // version, with a warning.
-const rareKeys = `add-host, bootstrap-binary, connect-wait, container-user, entrypoint, gitea, identity-command,
-idle-timeout, init-image, keep-files, keep-logs, keepalive-interval, keepalive-timeout, label, max-age, nats,
-nats-ca, nats-cert, nats-creds, nats-key, network, passphrase-command, platform, read-only,
-schedule-timeout, service-env, service-timeout, session-limit, ssh-authorized-keys, ssh-forward, ssh-listen,
-stop-timeout, strict-scripts, tls-cert, tls-key, tmpfs`
+const rareKeys = `add-host, bootstrap-binary, connect-wait, container-user, elastic, entrypoint, gitea,
+identity-command, idle-timeout, init-image, keep-files, keep-logs, keepalive-interval,
+keepalive-timeout, label, max-age, nats, nats-ca, nats-cert, nats-creds, nats-key, network,
+passphrase-command, platform, read-only, schedule-timeout, service-env, service-timeout,
+session-limit, ssh-authorized-keys, ssh-forward, ssh-listen, stop-timeout, strict-scripts,
+tls-cert, tls-key, tmpfs`
 
 // rareNames returns the names in rareKeys.
 func rareNames() []string { return strings.Fields(strings.ReplaceAll(rareKeys, ",", " ")) }

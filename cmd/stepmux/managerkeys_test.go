@@ -33,8 +33,9 @@ var validValues = map[string]string{
 
 // mappings are valid values of the keys that are no texts.
 var mappings = map[string]string{
-	"gitea":  "[{url: 'https://gitea.example.com', token-file: t}]",
-	"gitlab": "[{url: 'https://gitlab.example.com', token-file: t}]",
+	"elastic": "[{name: linux, exec: /bin/true, max-instances: 3}]",
+	"gitea":   "[{url: 'https://gitea.example.com', token-file: t}]",
+	"gitlab":  "[{url: 'https://gitlab.example.com', token-file: t}]",
 }
 
 func TestEachFlagOfAManagerIsAKeyOfItsFile(t *testing.T) {

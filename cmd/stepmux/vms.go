@@ -21,6 +21,7 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/elastic/groupfile"
 	"github.com/stepmux/stepmux/instance/metrics"
 	"github.com/stepmux/stepmux/internal/buildinfo"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
@@ -68,6 +69,8 @@ type vmFlags struct {
 	maxAge, idleTimeout, stopTimeout time.Duration
 
 	connectWait time.Duration // only for commands that call registerConnectWait
+
+	elastic groupfile.Groups // only for a manager
 
 	flags        *pflag.FlagSet
 	inventoryErr func() error // the error in the inventory; nil without an inventory
@@ -199,8 +202,11 @@ func (f *vmFlags) group(ctx context.Context, log *slog.Logger) (*instance.Group,
 	if f.inventory != "" {
 		return f.fromInventory(ctx, log)
 	}
-	if len(f.instances) == 0 {
+	if f.embedsVM() {
 		return f.embedded(ctx)
+	}
+	if len(f.instances) == 0 { // there are none before they are made
+		return &instance.Group{}, func() {}, nil
 	}
 	all, err := f.resolve(ctx)
 	if err != nil {
@@ -238,10 +244,15 @@ func (f *vmFlags) checkUse() error {
 			return fmt.Errorf("--%s is empty", option.Name)
 		}
 	}
-	if f.inventory == "" && len(f.instances) == 0 {
+	if f.embedsVM() {
 		return f.needsVM("runner-command")
 	}
 	return nil
+}
+
+// embedsVM reports whether the flags name no VM, so that builds run on the embedded VM.
+func (f *vmFlags) embedsVM() bool {
+	return f.inventory == "" && len(f.instances) == 0 && len(f.elastic) == 0
 }
 
 // checkEmbedded returns the VMs of flags that name none, without the embedded VM.

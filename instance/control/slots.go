@@ -9,6 +9,7 @@ import (
 
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/labels"
+	"github.com/stepmux/stepmux/internal/plural"
 )
 
 // Slots counts the slots of the VMs that take builds: Total is Busy and Free together. All that shows slots counts them
@@ -47,6 +48,7 @@ const (
 	CauseNoVM  = "no_vm"          // no VM has its labels
 	CauseOut   = "out_of_service" // of the VMs with its labels, none takes builds
 	CauseFull  = "full"           // their slots are taken
+	CauseMake  = "make"           // a VM is made for it, or could be
 	CauseNext  = "next"           // the build is about to start, or others are ahead
 	CauseLease = "lease"          // it is a lease, which waits for a slot
 	CauseDeep  = "not_looked_at"  // it is too far back in the queue
@@ -68,6 +70,13 @@ func (s *Status) WhyWaits(wanted map[string]string) (cause, text string) {
 			states[vm.State]++
 		}
 	}
+	if fitting.Free == 0 {
+		for i := range s.Groups {
+			if g := &s.Groups[i]; g.Scales && instance.HasLabels(g.Labels, wanted) {
+				return CauseMake, g.whyWaits()
+			}
+		}
+	}
 	switch {
 	case fit == 0 && len(wanted) > 0:
 		return CauseNoVM, "no VM has the label " + labels.Text(wanted)
@@ -85,6 +94,20 @@ func (s *Status) WhyWaits(wanted map[string]string) (cause, text string) {
 	return CauseOut, "no VM takes builds: " + strings.Join(texts, ", ")
 }
 
+// whyWaits says why a build that a VM of the group would do for has no slot.
+func (g *VMGroup) whyWaits() string {
+	switch {
+	case g.Making > 0:
+		return fmt.Sprintf("%s of the group %s being made", plural.Count(g.Making, "VM"), g.Name)
+	case g.Missing != "" && g.Error != "":
+		return fmt.Sprintf("group %s: %s: %s", g.Name, g.Missing, g.Error)
+	case g.Missing != "":
+		return fmt.Sprintf("group %s: %s", g.Name, g.Missing)
+	default:
+		return fmt.Sprintf("the group %s is about to make a VM", g.Name)
+	}
+}
+
 // Backlog is the work that waits for a manager, and the size of its state.
 type Backlog struct {
 	// Waiting counts the builds and leases that wait, as Status.Waiting does, by why.
@@ -98,6 +121,8 @@ type Backlog struct {
 	LogBytes, LogsRemoved uint64
 	// Servers are those of the Status.
 	Servers []JobServer
+	// Groups are those of the Status.
+	Groups []VMGroup
 }
 
 // Wait is why builds wait.

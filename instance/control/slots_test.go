@@ -42,3 +42,32 @@ func TestWhyABuildWaits(t *testing.T) {
 	_, text := (&Status{}).WhyWaits(nil)
 	require.Equal(t, "there is no VM", text)
 }
+
+func TestAGroupSaysWhyABuildWaitsAndHowItStands(t *testing.T) {
+	g := VMGroup{
+		Name: "small", Labels: map[string]string{"size": "s"}, Scales: true, Ready: 1, Making: 2, Leaving: 1, Max: 4,
+		Wanted:  9,
+		Missing: "max-instances 4 is reached",
+	}
+	s := Status{
+		Groups:    []VMGroup{g},
+		Instances: []VM{{ID: "a", Labels: g.Labels, State: string(instance.Ready), Capacity: 1, Builds: make([]Build, 1)}},
+	}
+	why := func(labels map[string]string) string {
+		cause, text := s.WhyWaits(labels)
+		return cause + ": " + text
+	}
+	require.Equal(t, "make: 2 VMs of the group small being made", why(g.Labels))
+	s.Groups[0].Making = 0
+	require.Equal(t, "make: group small: max-instances 4 is reached", why(nil))
+	s.Groups[0].Error = "quota"
+	require.Equal(t, "make: group small: max-instances 4 is reached: quota", why(nil))
+	s.Groups[0].Missing = ""
+	require.Equal(t, "make: the group small is about to make a VM", why(nil))
+	require.Equal(t, "no_vm: no VM has the label size=l", why(map[string]string{"size": "l"}))
+	s.Groups[0].Scales = false
+	require.Equal(t, "full: all slots are taken", why(nil))
+	require.Equal(t, "group small: another manager scales it", s.Groups[0].text())
+	require.Equal(t, "group small: 1 ready, 2 being made, 1 leaving of at most 4 VMs; 9 slots wanted: "+
+		"max-instances 4 is reached", g.text())
+}

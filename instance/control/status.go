@@ -29,6 +29,30 @@ type Status struct {
 	JumpHosts []JumpHost `json:"jump_hosts"`
 	// Servers are those that a manager takes jobs from.
 	Servers []JobServer `json:"servers,omitempty"`
+	// Groups are those whose VMs come and go.
+	Groups []VMGroup `json:"groups,omitempty"`
+}
+
+// VMGroup is a group whose VMs come and go. In a cluster one manager scales it; for another one most is empty.
+type VMGroup struct {
+	Name    string `json:"name"`
+	Source  string `json:"source,omitempty"` // as it describes itself
+	Scales  bool   `json:"scales"`
+	Ready   int    `json:"ready"`   // VMs that take builds
+	Making  int    `json:"making"`  // VMs that are being made
+	Leaving int    `json:"leaving"` // VMs that are drained, or being deleted
+	Other   int    `json:"other"`   // VMs that are stopped, or cannot be reached
+	Max     int    `json:"max"`     // bounds all of them
+	// Labels are those that each VM of the group has.
+	Labels  map[string]string `json:"labels,omitempty"`
+	Wanted  int               `json:"wanted_slots"`
+	Supply  int               `json:"slots"`   // also those of VMs that are being made
+	Waiting int               `json:"waiting"` // builds that a VM of the group would do for
+	// Missing says why less VMs are made than are wanted. Error is the last error of the source, and Failures counts its
+	// errors.
+	Missing  string `json:"missing,omitempty"`
+	Error    string `json:"error,omitempty"`
+	Failures int    `json:"failures"`
 }
 
 // JobServer is a server that a manager takes jobs from.

@@ -48,6 +48,12 @@ func (s *Status) WriteText(w io.Writer, now time.Time, builds bool) error {
 		}
 		row(&b, text)
 	}
+	for _, g := range s.Groups {
+		row(&b, g.text())
+		if g.Error != "" {
+			row(&b, "group "+g.Name+": "+g.Error)
+		}
+	}
 	if s.Inventory != "" {
 		row(&b, "inventory not read, the one before is in force: "+s.Inventory)
 	}
@@ -72,6 +78,27 @@ func (s *Status) WriteText(w io.Writer, now time.Time, builds bool) error {
 		age(s.Since, now))
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// text describes the group in a line.
+func (g *VMGroup) text() string {
+	if !g.Scales {
+		return "group " + g.Name + ": another manager scales it"
+	}
+	text := fmt.Sprintf("group %s: %d ready", g.Name, g.Ready)
+	for _, part := range []struct {
+		n    int
+		what string
+	}{{g.Making, "being made"}, {g.Leaving, "leaving"}, {g.Other, "stopped or not reached"}} {
+		if part.n > 0 {
+			text += fmt.Sprintf(", %d %s", part.n, part.what)
+		}
+	}
+	text += fmt.Sprintf(" of at most %s; %s wanted", plural.Count(g.Max, "VM"), plural.Count(g.Wanted, "slot"))
+	if g.Missing != "" {
+		text += ": " + g.Missing
+	}
+	return text
 }
 
 // row writes a row of fields, which may contain untrusted text.

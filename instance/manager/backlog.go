@@ -51,7 +51,7 @@ func (m *Manager) makeBacklog(ctx context.Context) (b control.Backlog, err error
 	if err != nil {
 		return b, err
 	}
-	b.Waiting, b.Servers = map[control.Wait]int{}, s.Servers
+	b.Waiting, b.Servers, b.Groups = map[control.Wait]int{}, s.Servers, s.Groups
 	known := map[string]bool{}
 	for i, build := range list.GetBuilds() {
 		if i == 0 {

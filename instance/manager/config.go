@@ -45,6 +45,9 @@ type Config struct {
 	// Provider runs the builds on the instances of Group. The caller closes it after the Manager. Both are required.
 	Provider *instance.Provider
 	Group    *instance.Group
+	// VMGroups are groups of VMs that come and go, beside the instances of Group. Their names are unique. In a cluster all
+	// managers have the same.
+	VMGroups []VMGroup
 	// Linger is how long a build continues without a manager, at most 24h. If zero, DefaultLinger.
 	Linger time.Duration
 	// Place returns where the job of a build runs: in a container, in a pod (if the group is a cluster), or, if it returns

@@ -123,16 +123,13 @@ func (m *Manager) ServeGitLab(ctx context.Context, cfg gitlabdoor.DoorConfig) er
 func (m *Manager) doorHost(party string, labels map[string]string) jobdoor.Host {
 	texts := &doorTexts{m: m}
 	return jobdoor.Host{
-		Reserve: func(ctx context.Context) (jobdoor.Room, error) {
-			r, err := m.cfg.Group.Reserve(ctx, party, labels)
-			if err != nil {
-				return nil, err
-			}
-			return &room{Reservation: r, of: &m.rooms}, nil
-		},
+		Reserve: func(ctx context.Context) (jobdoor.Room, error) { return m.reserveForDoor(ctx, party, labels) },
 		TryReserve: func() jobdoor.Room {
 			if r := m.cfg.Group.TryReserve(party); r != nil {
 				return &room{Reservation: r, of: &m.rooms}
+			}
+			if m.groups.promise(labels) {
+				return noRoom{}
 			}
 			return nil
 		},

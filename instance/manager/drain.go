@@ -99,7 +99,7 @@ func (m *Manager) setDrained(d *drained) {
 	m.drains[d.Instance] = d
 	m.mu.Unlock()
 	if d.over {
-		_ = m.cfg.Group.Undrain(d.Instance) // fails only for a VM that is out of the inventory
+		m.letIn(d.Instance)
 		return
 	}
 	_ = m.cfg.Group.Drain(d.Instance) // as above
@@ -186,6 +186,8 @@ func (m *Manager) ownStatus() control.Status {
 		Provider: m.cfg.Provider, Version: m.cfg.Version, InventoryErr: m.cfg.InventoryErr,
 	}, m.since)
 	s.Servers = m.servers()
+	var notes map[string]string
+	s.Groups, notes = m.groups.stats()
 	waiting := m.cfg.Group.Waiting()
 	s.Waiting = len(slices.DeleteFunc(waiting, func(id string) bool { return !strings.HasPrefix(id, leaseName) }))
 	m.mu.Lock()
@@ -199,6 +201,9 @@ func (m *Manager) ownStatus() control.Status {
 			}
 		}
 		d := m.drains[vm.ID]
+		if (d == nil || d.over) && vm.State == string(instance.Draining) {
+			vm.Reason = notes[vm.ID]
+		}
 		if d == nil || d.over || vm.State != string(instance.Draining) {
 			continue
 		}

@@ -230,13 +230,13 @@ func (m *Manager) checkFiles(ctx context.Context, asked *pb.SubmitRequest) error
 	return err
 }
 
-// checkLabels returns an error unless a VM has all labels.
+// checkLabels returns an error unless a VM has all labels, or one that has them can be made.
 func (m *Manager) checkLabels(wanted map[string]string) error {
 	if len(wanted) == 0 {
 		return nil
 	}
-	has := func(in instance.Instance) bool { return instance.HasLabels(in.Labels, wanted) }
-	if slices.ContainsFunc(m.cfg.Group.Instances(), has) {
+	has := func(labels map[string]string) bool { return instance.HasLabels(labels, wanted) }
+	if slices.ContainsFunc(m.labels(), has) {
 		return nil
 	}
 	return status.Errorf(codes.InvalidArgument, "no VM has the labels %.200s; see labels in the inventory",

@@ -120,7 +120,7 @@ func (r *leaseRequest) check(group *instance.Group) error {
 func (m *Manager) reserve(ctx context.Context, r leaseRequest, waits func(ahead int) error) (
 	l *lease, fresh bool, missing string, err error,
 ) {
-	if err := r.check(m.cfg.Group); err != nil {
+	if err := r.check(m.cfg.Group); err != nil && (r.instance != "" || !m.groups.fits(r.labels)) {
 		return nil, false, "", err
 	}
 	if err := m.elsewhere(&r); err != nil {
@@ -444,20 +444,30 @@ func (m *Manager) putLease(ctx context.Context, record *leaseRecord) error {
 	return nil
 }
 
-// restoreLeases takes the slots of the leases that a manager before has given.
-func (m *Manager) restoreLeases(ctx context.Context) error {
+// keptLeases returns the leases of all managers, by their keys.
+func (m *Manager) keptLeases(ctx context.Context) (map[string]*leaseRecord, error) {
 	kept, err := natscall.Entries(ctx, m.store.Builds, leasePrefix+"*")
-	if err != nil {
-		return err
-	}
+	all := map[string]*leaseRecord{}
 	for _, entry := range kept {
 		record := &leaseRecord{}
 		if err := json.Unmarshal(entry.Value(), record); err != nil {
-			return fmt.Errorf("read the leases: %w", err)
+			return nil, fmt.Errorf("read the leases: %w", err)
 		}
+		all[entry.Key()] = record
+	}
+	return all, err
+}
+
+// restoreLeases takes the slots of the leases that a manager before has given.
+func (m *Manager) restoreLeases(ctx context.Context) error {
+	kept, err := m.keptLeases(ctx)
+	if err != nil {
+		return err
+	}
+	for key, record := range kept {
 		if record.Manager != m.fleet.ID() {
 			if time.Now().After(record.Until) { // of a manager that did not come back
-				_ = m.store.Builds.Purge(ctx, entry.Key(), jetstream.PurgeTTL(purgedKeep)) // else the next manager does it
+				_ = m.store.Builds.Purge(ctx, key, jetstream.PurgeTTL(purgedKeep)) // else the next manager does it
 			}
 			continue
 		}

@@ -40,6 +40,7 @@ type Manager struct {
 	rooms    rooms
 
 	backlog backlog
+	groups  elasticGroups
 	leases  leases
 	fleet   fleet
 	begins  sync.Mutex // held while it is found out whether a build is to be begun; guards the following
@@ -85,11 +86,17 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 	var q, calls *state.Queue
 	m.leases.all = map[string]*lease{}
 	m.fleet = fleetOf(m)
-	if m.files, err = m.store.OpenFiles(ctx); err == nil {
+	if err = m.makeGroups(); err == nil {
+		m.files, err = m.store.OpenFiles(ctx)
+	}
+	if err == nil {
 		err = m.openServices() //nolint:contextcheck // requests have contexts of their own
 	}
 	if err == nil {
 		err = m.fleet.join(ctx)
+	}
+	if err == nil {
+		err = m.store.Persist(ctx, m.restoreGroups)
 	}
 	if err == nil {
 		err = m.store.Persist(ctx, m.restoreLeases)
@@ -113,6 +120,7 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 	if m.cfg.Pipelines != nil {
 		m.wg.Go(func() { m.takePipelines(calls) }) //nolint:contextcheck // as above
 	}
+	m.runGroups()
 	m.wg.Go(m.giveSigns)
 	m.wg.Go(m.sweepFiles)
 	return m, nil
@@ -265,6 +273,9 @@ func (m *Manager) Shutdown(ctx context.Context) (err error) {
 			m.store.Settle(ctx)
 		case <-ctx.Done():
 			err = fmt.Errorf("stop the manager: %w", context.Cause(ctx))
+		}
+		if m.groups.stop != nil {
+			m.groups.stop()
 		}
 		m.fleet.Leave(ctx)
 		m.fail(ErrStopped)

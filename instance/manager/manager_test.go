@@ -111,8 +111,8 @@ func (f *fleet) openGroup(t *testing.T) (*instance.Group, *instance.Provider, er
 		}
 		vms = append(vms, one)
 	}
-	group, err := instance.NewGroup(vms...)
-	require.NoError(t, err)
+	group := &instance.Group{}
+	require.NoError(t, group.Update(vms))
 	cfg := instance.Config{Group: group}
 	if f.provide != nil {
 		f.provide(&cfg)

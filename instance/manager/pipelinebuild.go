@@ -242,12 +242,12 @@ func (p *PipelineRun) cancelBuild(id string) error {
 // Labels returns the labels of the VMs.
 func (p *PipelineRun) Labels() []map[string]string { return p.m.labels() }
 
-// labels returns the labels of the VMs.
+// labels returns the labels of the VMs, and of those that can be made.
 func (m *Manager) labels() (all []map[string]string) {
 	for _, in := range m.cfg.Group.Instances() {
 		all = append(all, in.Labels)
 	}
-	return all
+	return append(all, m.groups.labels()...)
 }
 
 // Outputs returns the outputs of a build that has ended. They are nil if it has reported none.

@@ -44,6 +44,11 @@ var (
 	serverJobs  = desc("server_jobs", "Jobs of a server that run, or are reported.", "server")
 	serverTaken = desc("server_jobs_total", "Jobs that were taken from a server.", "server")
 
+	groupVMs = desc("group_vms", "VMs of a group that come and go, by state: ready, making, leaving or other.", "group",
+		"state")
+	groupWanted = desc("group_slots_wanted", "Slots that the policy of a group wants.", "group")
+	groupFails  = desc("group_source_errors_total", "Failed operations of the source of a group's VMs.", "group")
+
 	state     = desc("instance_state", "1 for the state of an instance.", "instance", "state")
 	isolation = desc("instance_isolation", "1 for the isolation of the last build on an instance.", "instance", "level")
 
@@ -66,7 +71,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 func (f fleet) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		instances, connections, capacity, busy, free, running, waiting, queued, oldest, stateBytes, logBytes, logsRemoved,
-		serverReady, serverJobs, serverTaken, state, isolation,
+		serverReady, serverJobs, serverTaken, groupVMs, groupWanted, groupFails, state, isolation,
 		sessionsOpen, sessionsReserved, sessionsWaiting, sessionsLimit, channelsOpen,
 	} {
 		out <- d
@@ -158,5 +163,15 @@ func collectBacklog(out chan<- prometheus.Metric, ask backlogFunc) {
 		tell(serverReady, prometheus.GaugeValue, ready, s.Name)
 		tell(serverJobs, prometheus.GaugeValue, float64(s.Jobs), s.Name)
 		tell(serverTaken, prometheus.CounterValue, float64(s.Taken), s.Name)
+	}
+	for _, g := range b.Groups {
+		tell(groupFails, prometheus.CounterValue, float64(g.Failures), g.Name)
+		if !g.Scales { // another manager tells
+			continue
+		}
+		for state, n := range map[string]int{"ready": g.Ready, "making": g.Making, "leaving": g.Leaving, "other": g.Other} {
+			tell(groupVMs, prometheus.GaugeValue, float64(n), g.Name, state)
+		}
+		tell(groupWanted, prometheus.GaugeValue, float64(g.Wanted), g.Name)
 	}
 }

@@ -69,7 +69,11 @@ var allowed = map[string][]string{
 		"internal/plural", "remote/api/stepmuxv1",
 	},
 
-	"instance/elastic":        {}, // the standard library only
+	"instance/elastic": {}, // the standard library only
+	"instance/elastic/groupfile": {
+		"instance/elastic", "instance/elastic/source", "instance/inventory", "internal/boundedfile", "internal/lazyregexp",
+		"internal/yamltree",
+	},
 	"instance/elastic/source": {"instance/elastic", "instance/inventory", "internal/subprocess", "internal/termtext"},
 	"instance/inventory": {
 		"remote/api/vmconfig",
@@ -124,6 +128,7 @@ var allowed = map[string][]string{
 	"instance/manager": {
 		"remote/api/stepmuxv1",
 		"instance", "instance/batch", "instance/control", "instance/manager/jobdoor", "instance/manager/gitlabdoor",
+		"instance/elastic/source", "instance/manager/scaler",
 		"instance/manager/managerv1", "connector", "connector/buildlog",
 		"connector/place/**", "connector/files", "instance/manager/access",
 		"instance/manager/archive", "instance/manager/claims", "instance/manager/command", "instance/manager/giteadoor",

@@ -22,8 +22,8 @@ import (
 const (
 	// version is that of the contract.
 	version = 1
-	// configVar is the environment variable with the configuration of the source.
-	configVar = "STEPMUX_SOURCE_CONFIG"
+	// ConfigVar is the environment variable in which a program gets the configuration of its source, as JSON.
+	ConfigVar = "STEPMUX_SOURCE_CONFIG"
 	// exitTryLater is the exit code for ErrTryLater, EX_TEMPFAIL of sysexits.h.
 	exitTryLater = 75
 	// maxConfig bounds a configuration: Linux takes 128 KiB for a variable of the environment.
@@ -263,5 +263,5 @@ func (e *Exec) environment() []string {
 		passed := e.cfg.PassEnv == nil || name == "PATH" || name == "HOME" || slices.Contains(e.cfg.PassEnv, name)
 		return !passed || strings.HasPrefix(name, "STEPMUX_")
 	})
-	return append(env, configVar+"="+string(e.cfg.Settings))
+	return append(env, ConfigVar+"="+string(e.cfg.Settings))
 }

@@ -283,7 +283,7 @@ func TestTheEnvironmentOfAProgramIsChosen(t *testing.T) {
 	all := env(nil)
 	require.NotContains(t, all, "secret")
 	require.Contains(t, all, "CLOUD_TOKEN=cloud\n")
-	require.Contains(t, all, configVar+`={"a":[1]}`+"\n")
+	require.Contains(t, all, ConfigVar+`={"a":[1]}`+"\n")
 	few := env([]string{"CLOUD_TOKEN", "STEPMUX_TOKEN"})
 	require.NotContains(t, few, "secret")
 	require.NotContains(t, few, "OTHER")

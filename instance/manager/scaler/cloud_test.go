@@ -194,7 +194,7 @@ func (h *host) Look(context.Context) (Look, error) {
 	return l, h.failing
 }
 
-func (h *host) Busy(context.Context, []string) (map[string]bool, error) {
+func (h *host) Busy(context.Context) (map[string]bool, error) {
 	world.Lock()
 	defer world.Unlock()
 	return maps.Clone(h.state), h.failing

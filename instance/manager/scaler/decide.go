@@ -23,7 +23,7 @@ func (s *Scaler) resume(ctx context.Context) {
 	if len(s.record.Deletes) == 0 || s.deleting {
 		return
 	}
-	busy, err := s.host.Busy(ctx, s.record.Deletes)
+	busy, err := s.host.Busy(ctx)
 	if err != nil {
 		s.log.Warn("cannot see which builds run", "error", err)
 		return
@@ -206,7 +206,7 @@ func (s *Scaler) end(ctx context.Context, d elastic.Decision, now time.Time) {
 	if s.deleting || now.Before(s.deleteAt) {
 		return
 	}
-	busy, err := s.host.Busy(ctx, d.Delete)
+	busy, err := s.host.Busy(ctx)
 	if err != nil {
 		s.log.Warn("cannot see which builds run", "error", err)
 		return
@@ -257,8 +257,8 @@ func (s *Scaler) delete(ctx context.Context) {
 // show shows how the group stands.
 func (s *Scaler) show(d elastic.Decision, vms []elastic.VM) {
 	status := Status{
-		Name: s.cfg.Name, Source: s.info.Name, Scales: s.mine, Max: s.cfg.Policy.MaxInstances, Demand: d.Demand,
-		Supply: d.Supply, Room: d.Room, Missing: d.Missing, Notes: d.Notes, Waiting: s.look.Waiting,
+		Name: s.cfg.Name, At: time.Now(), Source: s.info.Name, Scales: s.mine, Max: s.cfg.Policy.MaxInstances,
+		Demand: d.Demand, Supply: d.Supply, Room: d.Room, Missing: d.Missing, Notes: d.Notes, Waiting: s.look.Waiting,
 	}
 	if s.info.Version != "" {
 		status.Source += " " + s.info.Version

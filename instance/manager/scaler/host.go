@@ -3,6 +3,7 @@ package scaler
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/stepmux/stepmux/instance/elastic/source"
 )
@@ -16,8 +17,8 @@ type Host interface {
 	Drain(ids map[string]bool)
 	// Look returns how the VMs are used, and how many builds wait for them.
 	Look(ctx context.Context) (Look, error)
-	// Busy returns those of the VMs that have a build, as far as the state knows.
-	Busy(ctx context.Context, ids []string) (map[string]bool, error)
+	// Busy returns the VMs that have a build or a lease by the state, also those that no manager has resumed yet.
+	Busy(ctx context.Context) (map[string]bool, error)
 	// Claim returns whether this manager scales the group, and the record of the group, which is nil at first.
 	Claim(ctx context.Context) (record []byte, mine bool, err error)
 	// Keep keeps the record, and returns when it is on disk. ErrLost says that another manager scales the group now.
@@ -54,6 +55,8 @@ type Usage struct {
 // Status is how a group stands.
 type Status struct {
 	Name, Source string
+	// At is the time of the last decision.
+	At time.Time
 	// Scales says that this manager scales the group. Otherwise most of the following is empty.
 	Scales bool
 	// Ready, Making, Leaving and Other count the VMs: those that take builds, those that are being made, those that are

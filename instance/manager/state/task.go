@@ -54,6 +54,24 @@ func (s *Store) Tasks(ctx context.Context, key string) (map[string]uint64, error
 	return all, err
 }
 
+// Task returns the text of a task, nil if it is not kept.
+func (s *Store) Task(ctx context.Context, key string) ([]byte, error) {
+	key = textKey + key
+	entry, err := s.Pipelines.Get(ctx, key)
+	if errors.Is(err, jetstream.ErrKeyNotFound) {
+		return nil, nil
+	}
+	var kept []byte
+	if err == nil {
+		kept, err = s.key.Open(key, entry.Value())
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", key, err)
+	}
+	_, text, _ := bytes.Cut(kept, []byte("\n"))
+	return text, nil
+}
+
 // TakeTask makes a task that of a manager, and returns it, with its revision then. The task is nil if it has another
 // revision by now, or if free says that the manager that has it keeps it: a manager that comes back changes the
 // revision before it goes on. A manager alone has no ID, and writes nothing.
