@@ -21,6 +21,8 @@ import (
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/instance/manager/scaler"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
+	"github.com/stepmux/stepmux/internal/standalone/managed"
+	"github.com/stepmux/stepmux/internal/testing/gitlabtest"
 	"github.com/stepmux/stepmux/internal/testing/runnertest"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	"github.com/stepmux/stepmux/mux"
@@ -289,4 +291,24 @@ func TestAVMWithTheAddressOfAnInstanceIsRefused(t *testing.T) {
 	require.Len(t, m.status().Instances, 1)
 	_, b := m.wait(m.submit("true"), 0)
 	require.Equal(t, "vm-1", b.GetInstance())
+}
+
+// Complaint (gitlab-runner 38326): without a VM no job is asked for, and without a job no VM is made.
+func TestAJobOfAServerMakesAVM(t *testing.T) {
+	t.Parallel()
+	f := newElasticFleet(t, 1, nil)
+	change := f.change
+	f.change = func(cfg *manager.Config) {
+		change(cfg)
+		cfg.Pipelines = managed.Pipelines{}
+	}
+	m := f.start(t)
+	fake, url := serveFake(t, gitlabtest.Config{})
+	g := serveGitLab(t, m, fake, url)
+	id := fake.Add(scriptJob(url, "echo made for it"))
+	job := g.ended(id)
+	require.Equal(t, gitlabtest.Success, job.Status, "%s", job.Trace)
+	require.Contains(t, shown(t, job), "made for it")
+	// A door that waits for a job keeps no VM.
+	require.Eventually(t, func() bool { return f.count() == 0 }, sshtest.Bound, time.Second/10)
 }
