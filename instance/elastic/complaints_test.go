@@ -139,17 +139,6 @@ func TestVMsThatAreBeingMadeCountWithTheirWholeCapacity(t *testing.T) {
 	require.Equal(t, 1, p.Next(s, now.Add(time.Minute)).Create)
 }
 
-// Complaint (taskscaler 60, gitlab-runner 39161): a reservation for which no build came keeps VMs from leaving.
-func TestAReservationIsOneSlotAndNoMore(t *testing.T) {
-	p := policy(t, elastic.Config{Capacity: 2, MaxInstances: 10, Rules: []elastic.Rule{{IdleTime: time.Minute}}})
-	s := elastic.State{VMs: vms(5), Reserved: 1}
-	settle(t, p, &s, now)
-	require.Len(t, s.VMs, 1)
-	s.Reserved = 0
-	settle(t, p, &s, now)
-	require.Empty(t, s.VMs)
-}
-
 // Complaint (gitlab-runner 30953, 39811, 39380): a VM with builds on it is deleted, as after a restart.
 func TestAVMInUseIsNeverDeleted(t *testing.T) {
 	cfg := elastic.Config{MaxInstances: 5, MaxUses: 2, MaxAge: time.Minute, Rules: []elastic.Rule{{IdleTime: 1}}}
@@ -162,14 +151,12 @@ func TestAVMInUseIsNeverDeleted(t *testing.T) {
 		"failed":            func(vm *elastic.VM) { vm.Failures = 7 },
 		"being made":        func(vm *elastic.VM) { vm.Phase, vm.Failures = elastic.Creating, 7 },
 	} {
-		for _, ending := range []bool{false, true} {
-			s := elastic.State{VMs: vms(3, used(1), edit), Ending: ending}
-			settle(t, p, &s, now)
-			require.Len(t, s.VMs, 3, name)
-			s = elastic.State{VMs: vms(3, edit, func(vm *elastic.VM) { vm.Held = true })}
-			settle(t, p, &s, now)
-			require.Len(t, s.VMs, 3, "held, %s", name)
-		}
+		s := elastic.State{VMs: vms(3, used(1), edit)}
+		settle(t, p, &s, now)
+		require.Len(t, s.VMs, 3, name)
+		s = elastic.State{VMs: vms(3, edit, func(vm *elastic.VM) { vm.Held = true })}
+		settle(t, p, &s, now)
+		require.Len(t, s.VMs, 3, "held, %s", name)
 	}
 }
 
@@ -200,7 +187,7 @@ func TestWithoutPreemptiveJobsAreAskedForIfAVMCanBeMade(t *testing.T) {
 	cfg.Rules = []elastic.Rule{{IdleCount: 2}}
 	s = elastic.State{VMs: vms(1)}
 	require.Equal(t, 2, policy(t, cfg).Next(s, now).Room, "on by default with an idle-count")
-	s.Reserved = 1
+	s.VMs[0].Used = 1
 	require.Equal(t, 1, policy(t, cfg).Next(s, now).Room)
 	require.Zero(t, policy(t, cfg).Next(elastic.State{}, now).Room)
 }
@@ -358,16 +345,6 @@ func TestWhatTheManagerAndOperatorsHoldStays(t *testing.T) {
 		require.Equal(t, "max-instances 10 is reached", d.Missing)
 		require.Len(t, d.Notes, 2)
 	}
-}
-
-func TestAtTheEndAllWithoutBuildsLeave(t *testing.T) {
-	p := policy(t, elastic.Config{MaxInstances: 10, Rules: []elastic.Rule{{IdleCount: 5}}})
-	s := elastic.State{VMs: vms(5), Ending: true, Waiting: 3}
-	s.VMs[2].Used = 1
-	d := settle(t, p, &s, now)
-	require.Len(t, s.VMs, 1)
-	require.Zero(t, s.Making)
-	require.Zero(t, d.Room)
 }
 
 // A VM that is drained gets builds again before another one is made.

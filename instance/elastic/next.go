@@ -109,10 +109,7 @@ func (d *decider) count() {
 		}
 	}
 	d.Supply = d.ready + d.making
-	if d.state.Ending {
-		return
-	}
-	d.Demand = d.used + d.state.Reserved + d.state.Waiting + d.rule.idleSlots(d.used)
+	d.Demand = d.used + d.state.Waiting + d.rule.idleSlots(d.used)
 }
 
 // choose says which of the VMs stay. A VM leaves if the others have slots enough without it. One that has reached
@@ -165,9 +162,6 @@ func (d *decider) stay(vm *VM) {
 
 // leave drains a VM, or deletes one that was drained and has not been in use for a time.
 func (d *decider) leave(vm *VM, why string, idle time.Duration) {
-	if d.state.Ending {
-		why, idle = "is not needed: the manager ends", 0
-	}
 	d.leaves = true
 	until := vm.IdleSince.Add(idle)
 	switch {
@@ -194,7 +188,7 @@ func (d *decider) create() {
 	cfg := &d.policy.cfg
 	missing := d.Demand - d.fresh - d.making
 	d.Throttle = d.refill()
-	if missing <= 0 || d.state.Ending {
+	if missing <= 0 {
 		return
 	}
 	wanted := (missing + cfg.Capacity - 1) / cfg.Capacity
@@ -234,9 +228,6 @@ func (d *decider) refill() Throttle {
 // room says how many more builds may be asked for: as many as have a free slot, and, unless the rule is preemptive, as
 // many as can have one.
 func (d *decider) room() {
-	if d.state.Ending {
-		return
-	}
 	room := d.free
 	if !d.rule.isPreemptive() {
 		room += d.asleep + d.making
@@ -244,7 +235,7 @@ func (d *decider) room() {
 			room += max(d.policy.cfg.MaxInstances-d.total, 0) * d.policy.cfg.Capacity
 		}
 	}
-	d.Room = max(room-d.state.Waiting-d.state.Reserved, 0)
+	d.Room = max(room-d.state.Waiting, 0)
 }
 
 // capacity returns how many builds a VM takes at once.

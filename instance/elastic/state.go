@@ -27,7 +27,8 @@ type VM struct {
 	IdleSince time.Time
 	// Capacity is how many builds it takes at once. If zero, that of the Config.
 	Capacity int
-	// Used is how many builds, leases and logins it has, and reservations that can become a build without notice.
+	// Used is how many builds, leases and logins it has. A reservation of a slot, as a door has one while it asks its
+	// server for a job, does not count: on a VM that is drained it becomes no build.
 	Used int
 	// Held says that something else needs it: it is not deleted.
 	Held bool
@@ -49,15 +50,12 @@ type State struct {
 	VMs []VM
 	// Making is how many VMs were asked for that VMs does not have yet.
 	Making int
-	// Waiting is how many builds wait for a slot here, and Reserved how many slots are promised to builds that are about
-	// to come.
-	Waiting, Reserved int
+	// Waiting is how many builds wait for a slot here.
+	Waiting int
 	// RetryAt is when the source of VMs may be asked for VMs again, after a failure. Zero: now.
 	RetryAt time.Time
 	// Throttle is that of the Decision before. The zero value is for the first one.
 	Throttle Throttle
-	// Ending says that all VMs without builds are to be deleted, because the manager ends.
-	Ending bool
 }
 
 // Throttle is how many VMs may be made at a time: a token bucket.

@@ -145,7 +145,8 @@ func (e *elasticGroups) stats() (all []control.VMGroup, notes map[string]string)
 	for _, g := range e.all {
 		s := g.scaler.Status()
 		all = append(all, control.VMGroup{
-			Name: s.Name, Labels: g.cfg.Labels, Source: s.Source, Scales: s.Scales, Ready: s.Ready, Making: s.Making, Leaving: s.Leaving,
+			Name: s.Name, Labels: g.cfg.Labels, Source: s.Source, Scales: s.Scales,
+			Ready: s.Ready, Making: s.Making, Leaving: s.Leaving,
 			Other: s.Other, Max: s.Max, Wanted: s.Demand, Supply: s.Supply, Waiting: s.Waiting, Missing: s.Missing,
 			Error: s.Err, Failures: s.Failures,
 		})
@@ -170,8 +171,8 @@ var errRoom = errors.New("a VM can be made")
 // roomPause is the time between two looks for a VM that can be made.
 const roomPause = time.Second / 4
 
-// reserveForDoor waits for a slot for a door, or until a VM can be made for the next job: then there is no slot yet, and
-// its build waits for one.
+// reserveForDoor waits for a slot for a door, or until a VM can be made for the next job: then there is no slot yet,
+// and its build waits for one.
 func (m *Manager) reserveForDoor(
 	ctx context.Context, party string, labels map[string]string,
 ) (jobdoor.Room, error) {

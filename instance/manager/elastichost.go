@@ -65,6 +65,9 @@ func (g *elasticGroup) Use(ctx context.Context, vms []source.VM) error {
 			fresh = append(fresh, vm)
 		}
 	}
+	if len(fresh) == 0 && len(next) == len(g.used) {
+		return nil
+	}
 	instances, err := g.cfg.Instances(ctx, fresh)
 	if err != nil {
 		return fmt.Errorf("use the VMs of the source: %w", err)

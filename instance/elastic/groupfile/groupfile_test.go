@@ -67,7 +67,8 @@ func TestAGroupHasAllThatItsKeysSay(t *testing.T) {
 		string(all[0].Exec.Settings))
 	require.Equal(t, []string{"CLOUD_TOKEN"}, all[0].Exec.PassEnv)
 	require.Equal(t, "#cloud-config", all[0].UserData)
-	require.Equal(t, []time.Duration{5 * time.Second, 2 * time.Minute}, []time.Duration{all[0].Period, all[0].ReadyTimeout})
+	require.Equal(t, 5*time.Second, all[0].Period)
+	require.Equal(t, 2*time.Minute, all[0].ReadyTimeout)
 	require.Equal(t, []string{"/bin/true"}, all[1].Exec.Command)
 	require.NotNil(t, all[1].Exec.PassEnv, "an empty list passes nothing on")
 	one, err := parse("{name: a, exec: /bin/true, max-instances: 3}")
@@ -83,7 +84,10 @@ func TestAGroupThatCannotWorkIsRefusedWithItsPlace(t *testing.T) {
 		{"{name: a}", "exec is missing"},
 		{"{name: a, exec: /bin/true}", "max-instances is missing"},
 		{"{name: a, exec: /no/such, max-instances: 1}", "elastic a: "},
-		{"{name: a, exec: /bin/true, max-instances: 0}", `manager.yml:1:43: max-instances "0": write a whole number from 1 on`},
+		{
+			"{name: a, exec: /bin/true, max-instances: 0}",
+			`manager.yml:1:43: max-instances "0": write a whole number from 1 on`,
+		},
 		{group(", max-instance: 3"), `unknown key "max-instance", did you mean "max-instances"?`},
 		{group(", max-age: 5"), `max-age "5": write a time such as 30s, 5m or 8h`},
 		{group(", period: -5s"), `period "-5s"`},

@@ -636,3 +636,39 @@ func TestVMsWhoseStateIsNotRunningTakeNoBuilds(t *testing.T) {
 		require.Equal(t, []int{0, 2, 1}, []int{status.Ready, status.Leaving, status.Other})
 	})
 }
+
+// BenchmarkSteady is a period of a group of 1,000 VMs in which nothing changes: the list, without the program of the
+// source, and ten decisions.
+func BenchmarkSteady(b *testing.B) {
+	c := &cloud{vms: map[string]*source.VM{}}
+	h := newHost(c)
+	var vms []source.VM
+	for i := range 1000 {
+		vms = append(vms, source.VM{
+			ID: fmt.Sprintf("vm-%d", i), State: source.Running, Address: fmt.Sprintf("10.0.%d.%d", i/250, i%250),
+			Labels: map[string]string{"size": "small", "zone": "a"}, HostKeys: []string{"ssh-ed25519 AAAA"},
+		})
+	}
+	s, err := New(Config{
+		Name: "g", Policy: elastic.Config{MaxInstances: 1000, Rules: []elastic.Rule{{IdleCount: 1000}}}, Source: c,
+		Logger: slog.New(slog.DiscardHandler),
+	}, h)
+	require.NoError(b, err)
+	now := time.Now()
+	period := func() {
+		require.NoError(b, s.take(b.Context(), vms, now))
+		for range 10 {
+			require.NoError(b, s.claim(b.Context()))
+			s.applyDrains()
+			s.look, err = h.Look(b.Context())
+			require.NoError(b, err)
+			s.decide(b.Context(), now)
+		}
+	}
+	period()
+	b.ReportAllocs()
+	for b.Loop() {
+		period()
+	}
+	require.Equal(b, 1000, s.Status().Ready)
+}

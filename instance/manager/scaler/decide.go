@@ -127,14 +127,17 @@ func (s *Scaler) backOff(now time.Time) {
 
 // drain changes which VMs take no builds. If it returns false, this manager must not do more.
 func (s *Scaler) drain(ctx context.Context, d elastic.Decision, drained map[string]bool) bool {
-	before := len(drained)
+	was := len(drained)
 	maps.DeleteFunc(drained, func(id string, _ bool) bool { return s.known[id] == nil })
-	if before == len(drained) && len(d.Drain)+len(d.Undrain) == 0 {
-		return true
-	}
+	changed := len(drained) < was || len(d.Undrain) > 0
 	for _, id := range d.Drain {
-		drained[id] = true
-		s.host.Note("drain", id, d.Notes[id])
+		if !drained[id] { // else it has no effect yet
+			drained[id], changed = true, true
+			s.host.Note("drain", id, d.Notes[id])
+		}
+	}
+	if !changed {
+		return true
 	}
 	for _, id := range d.Undrain {
 		delete(drained, id)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"reflect"
 	"slices"
 	"time"
 
@@ -16,6 +17,7 @@ type known struct {
 	vm       source.VM
 	first    time.Time // when it was listed first
 	missing  int       // lists in a row that did not have it
+	kept     bool      // the store has it as it is
 	ready    bool      // it has taken builds, or could
 	busy     time.Time // when it was in use the last time, or since when it is ready
 	uses     int
@@ -102,7 +104,7 @@ func (s *Scaler) take(ctx context.Context, vms []source.VM, now time.Time) error
 			fresh[vm.ID] = true
 		}
 		next := *k
-		next.vm, next.missing = vm, 0
+		next.vm, next.missing, next.kept = vm, 0, k.kept && reflect.DeepEqual(k.vm, vm)
 		if now.Sub(k.deleting) > deletedAfter && vm.State == source.Running {
 			next.deleting = time.Time{}
 		}

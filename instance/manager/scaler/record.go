@@ -80,6 +80,9 @@ func (s *Scaler) loadKept(ctx context.Context) error {
 		return fmt.Errorf("read the VMs of the group %s: %w", s.cfg.Name, err)
 	}
 	clear(s.kept)
+	for _, k := range s.known {
+		k.kept = false
+	}
 	for id, text := range kept {
 		s.kept[id] = string(text)
 	}
@@ -89,6 +92,9 @@ func (s *Scaler) loadKept(ctx context.Context) error {
 // keepVMs keeps the known VMs, and forgets others. What fails is tried again after the next list.
 func (s *Scaler) keepVMs(ctx context.Context) {
 	for id, k := range s.known {
+		if k.kept && s.kept[id] != "" {
+			continue
+		}
 		text, err := json.Marshal(k.vm)
 		if err == nil && s.kept[id] != string(text) {
 			if err = s.host.KeepVM(ctx, id, text); err == nil {
@@ -99,6 +105,7 @@ func (s *Scaler) keepVMs(ctx context.Context) {
 			s.log.Warn("cannot keep a VM", "instance", id, "error", err)
 			return
 		}
+		k.kept = true
 	}
 	for _, id := range slices.Sorted(maps.Keys(s.kept)) {
 		if s.known[id] != nil {
