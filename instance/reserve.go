@@ -27,15 +27,16 @@ func (g *Group) Reserve(ctx context.Context, party string, labels map[string]str
 }
 
 // TryReserve is Reserve for a slot that is free and that nobody waits for. Without such a slot it returns nil.
-func (g *Group) TryReserve(party string) *Reservation {
+func (g *Group) TryReserve(party string, labels map[string]string) *Reservation {
 	g.mu.Lock()
 	defer g.unlock()
 	now := time.Now()
-	e := g.pickLocked(demand{}, now)
+	of := demand{labels: maps.Clone(labels)}
+	e := g.pickLocked(of, now)
 	if e == nil {
 		return nil
 	}
-	return g.grantLocked(e, &waiter{party: party}, now).reserved
+	return g.grantLocked(e, &waiter{party: party, demand: of}, now).reserved
 }
 
 // Instance returns the ID of the instance.

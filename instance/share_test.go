@@ -68,7 +68,7 @@ func TestASharedInstanceIsUsedOnlyWhileItIsHeld(t *testing.T) {
 }
 
 func hasRoom(g *instance.Group) bool {
-	r := g.TryReserve("")
+	r := g.TryReserve("", nil)
 	r.Release()
 	return r != nil
 }

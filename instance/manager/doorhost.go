@@ -125,7 +125,7 @@ func (m *Manager) doorHost(party string, labels map[string]string) jobdoor.Host 
 	return jobdoor.Host{
 		Reserve: func(ctx context.Context) (jobdoor.Room, error) { return m.reserveForDoor(ctx, party, labels) },
 		TryReserve: func() jobdoor.Room {
-			if r := m.cfg.Group.TryReserve(party); r != nil {
+			if r := m.cfg.Group.TryReserve(party, labels); r != nil {
 				return &room{Reservation: r, of: &m.rooms}
 			}
 			if m.groups.promise(labels) {

@@ -66,7 +66,7 @@ func (m *Manager) nextBuild(
 	if d, err = m.next(q); err != nil {
 		return nil, nil, err
 	}
-	return d, m.cfg.Group.TryReserve(queueParty), nil
+	return d, m.cfg.Group.TryReserve(queueParty, nil), nil
 }
 
 // queueParty is the queue among the parties that wait for slots.
