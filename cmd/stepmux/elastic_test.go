@@ -114,8 +114,8 @@ elastic:
   max-instances: %d
   period: 5s
   policies: [{idle-time: 2s}]
-`, script, c.dir, c.keys, int(delay.Seconds()), me.Username, login, runnertest.Command(t)[0], sshtest.SocketDir(t), most),
-		0o600))
+`, script, c.dir, c.keys, int(delay.Seconds()), me.Username, login, runnertest.Command(t)[0], sshtest.SocketDir(t),
+		most), 0o600))
 	socket := filepath.Join(sshtest.SocketDir(t), "m.sock")
 	m := &managerProcess{
 		t: t, socket: socket, patience: sshtest.Bound,
