@@ -22,6 +22,7 @@ import (
 	"github.com/stepmux/stepmux/instance/manager"
 	"github.com/stepmux/stepmux/instance/manager/gitlabdoor"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/standalone/managed"
 	"github.com/stepmux/stepmux/internal/testing/fetchtest"
 	"github.com/stepmux/stepmux/internal/testing/gitlabtest"
@@ -351,4 +352,34 @@ func TestRunnersOfOneManagerHaveTheirLimits(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, pipelines.GetPipelines(), 6)
 	require.Contains(t, want, pipelines.GetPipelines()[0].GetFile())
+}
+
+// Jobs of a runner with labels run on the VMs that have them.
+func TestJobsOfARunnerWithLabelsRunOnTheirVMs(t *testing.T) {
+	t.Parallel()
+	f := withPipelines(newFleet(t))
+	f.more = sshtest.InProcess(t, embeddedvm.Config{})
+	change := f.change
+	f.change = func(cfg *manager.Config) {
+		change(cfg)
+		all := cfg.Group.Instances()
+		all[1].Labels, all[1].Capacity = map[string]string{"gpu": "true"}, 1
+		require.NoError(t, cfg.Group.Update(all))
+	}
+	fake, url := serveFake(t, gitlabtest.Config{})
+	var ids []int64
+	for range 3 {
+		ids = append(ids, fake.Add(scriptJob(url, "true")))
+	}
+	m := f.start(t)
+	g := serveGitLab(t, m, fake, url, func(cfg *gitlabdoor.DoorConfig) { cfg.Labels = map[string]string{"gpu": "true"} })
+	for _, id := range ids {
+		require.Equal(t, gitlabtest.Success, g.ended(id).Status)
+	}
+	answer, err := m.List(t.Context(), &pb.ListRequest{})
+	require.NoError(t, err)
+	require.Len(t, answer.GetBuilds(), len(ids))
+	for _, b := range answer.GetBuilds() {
+		require.Equal(t, "vm-2", b.GetInstance())
+	}
 }

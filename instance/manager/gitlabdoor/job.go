@@ -206,13 +206,6 @@ func (p *payload) request(from origin, vars *variables) (_ *pb.SubmitPipelineReq
 	if caches := p.caches(); len(caches) > 0 {
 		job["cache"] = caches
 	}
-	if len(from.Labels) > 0 {
-		tags := []string{}
-		for _, name := range slices.Sorted(maps.Keys(from.Labels)) {
-			tags = append(tags, name+"="+from.Labels[name])
-		}
-		job["tags"] = tags
-	}
 	p.container(job)
 	text := map[string]any{jobName: job}
 	if p.Info.Stage != "" {
@@ -246,6 +239,7 @@ func (p *payload) request(from origin, vars *variables) (_ *pb.SubmitPipelineReq
 			Name: name, Text: out.Bytes(), Format: "gitlab-ci", Directory: p.Info.ProjectName, Marks: from.Marks,
 		},
 		Options: options, Repository: from.Name + "/" + p.Info.ProjectPath, InImage: p.Image.name() != "",
+		Labels: maps.Clone(from.Labels),
 	}, slices.Concat(sectionsOf(setup), main, sectionsOf(teardown)), nil
 }
 
