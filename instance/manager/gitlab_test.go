@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
 	"io"
 	"net/http"
@@ -382,4 +383,32 @@ func TestJobsOfARunnerWithLabelsRunOnTheirVMs(t *testing.T) {
 	for _, b := range answer.GetBuilds() {
 		require.Equal(t, "vm-2", b.GetInstance())
 	}
+}
+
+// The VMs trust the server by the authorities of its entry: git, the transfers of artifacts, and the scripts.
+func TestVMsTrustAServerByItsAuthorities(t *testing.T) {
+	t.Parallel()
+	git, sha, _ := sourcesOf(t)
+	sources := httptest.NewTLSServer(git.Config.Handler) // all such servers have the same certificate
+	t.Cleanup(sources.Close)
+	fake := gitlabtest.New(gitlabtest.Config{Interval: time.Second})
+	server := httptest.NewTLSServer(fake)
+	t.Cleanup(func() {
+		fake.Close()
+		server.Close()
+	})
+	authorities := filepath.Join(t.TempDir(), "ca.pem")
+	text := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	require.NoError(t, os.WriteFile(authorities, text, 0o600))
+	job := with(scriptJob(server.URL, "cat file", "grep CERTIFICATE \"$CI_SERVER_TLS_CA_FILE\""), "GIT_STRATEGY", "fetch")
+	job["git_info"] = map[string]any{"repo_url": sources.URL + "/group/project.git", "sha": sha}
+	job["artifacts"] = []any{map[string]any{"paths": []string{"file"}, "artifact_type": "archive", "artifact_format": "zip"}}
+	id := fake.Add(job)
+	m := withPipelines(newFleet(t)).start(t)
+	g := serveGitLab(t, m, fake, server.URL, func(cfg *gitlabdoor.DoorConfig) { cfg.Files.CA = authorities })
+	got := g.ended(id)
+	require.Equal(t, gitlabtest.Success, got.Status, "%s", got.Trace)
+	require.Contains(t, shown(t, got), "from git\n")
+	require.Contains(t, shown(t, got), "BEGIN CERTIFICATE")
+	require.NotEmpty(t, got.Artifacts["archive"])
 }

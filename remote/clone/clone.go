@@ -40,7 +40,7 @@ type Config struct {
 	User, Password string
 	// Env is the environment of git, in the form of [os.Environ]. The variables by which a GitLab job describes its
 	// sources have an effect: GIT_CHECKOUT, GIT_CLEAN_FLAGS, GIT_FETCH_EXTRA_FLAGS, GIT_SUBMODULE_PATHS, _DEPTH,
-	// _UPDATE_FLAGS and _FORCE_HTTPS, and GET_SOURCES_ATTEMPTS.
+	// _UPDATE_FLAGS and _FORCE_HTTPS, GET_SOURCES_ATTEMPTS, and CI_SERVER_TLS_CA_FILE.
 	Env []string
 	// Output gets the messages of git. Required.
 	Output io.Writer

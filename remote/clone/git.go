@@ -42,8 +42,11 @@ func (g *git) options() []string {
 		"-c", "maintenance.auto=false", "-c", "advice.detachedHead=false", "-c", "safe.directory=*",
 		"-c", "http.lowSpeedLimit=1", "-c", "http.lowSpeedTime=120",
 	}
+	server := strings.Join(strings.Split(g.cfg.URL, "/")[:3], "/")
+	if g.authorities != "" {
+		options = append(options, "-c", "http."+server+".sslCAInfo="+g.authorities)
+	}
 	if g.login != nil { // only for this server
-		server := strings.Join(strings.Split(g.cfg.URL, "/")[:3], "/")
 		options = append(options, "-c", "credential.helper=", "-c", "credential."+server+".helper="+loginHelper)
 	}
 	return append(options, g.httpsForSSH()...)

@@ -23,6 +23,7 @@ type settings struct {
 	attempts        int
 	sshHost         string // of the server, with forceHTTPS
 	sshPort         string
+	authorities     string // file of certificates that git trusts at the server, if it is not empty
 }
 
 // readSettings reads the variables. As in GitLab Runner, flags can be taken away by a word: see words.
@@ -68,6 +69,7 @@ func readSettings(env []string) (s settings, err error) {
 		submoduleUpdate: words("GIT_SUBMODULE_UPDATE_FLAGS"), forceHTTPS: yes("GIT_SUBMODULE_FORCE_HTTPS", false),
 		attempts: number("GET_SOURCES_ATTEMPTS", 1, 1, maxAttempts),
 		sshHost:  values["CI_SERVER_SHELL_SSH_HOST"], sshPort: values["CI_SERVER_SHELL_SSH_PORT"],
+		authorities: values["CI_SERVER_TLS_CA_FILE"],
 	}
 	return s, err
 }

@@ -1,7 +1,9 @@
 package clone
 
 import (
+	"encoding/pem"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -134,4 +136,21 @@ func TestWrongVariablesAreNamed(t *testing.T) {
 		name, _, _ := strings.Cut(wrong, "=")
 		require.ErrorContains(t, err, "the variable "+name+" is ")
 	}
+}
+
+// A server whose certificate the machine does not know is trusted by the file that the job brings, and only there.
+func TestTheServerIsTrustedByTheFileOfAuthorities(t *testing.T) {
+	tr := newTrial(t)
+	tr.withSubmodules("../")
+	secure := httptest.NewTLSServer(tr.server.Config.Handler)
+	t.Cleanup(secure.Close)
+	tr.cfg.URL = secure.URL + "/p/main"
+	_, err := tr.try()
+	require.ErrorContains(t, err, "certificate")
+	file := filepath.Join(t.TempDir(), "ca.pem")
+	text := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: secure.Certificate().Raw})
+	require.NoError(t, os.WriteFile(file, text, 0o600))
+	tr.clone(set("CI_SERVER_TLS_CA_FILE="+file), func(c *Config) { c.Submodules = Normal })
+	tr.has("a", "1")
+	tr.has("one/s", "one")
 }

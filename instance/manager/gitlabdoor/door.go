@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
 	"regexp"
 	"runtime"
 	"strings"
@@ -74,6 +75,7 @@ type Door struct {
 	client *Client // of no runner
 	// acknowledges says that the server waits until a job is acknowledged. It is learned by the first job.
 	acknowledges, learned atomic.Bool
+	authorities           string       // certificates that the VMs trust at the server
 	token                 atomic.Value // of the runner, shortened: a string
 	numbers               numbers      // of the jobs
 }
@@ -115,8 +117,15 @@ func NewDoor(cfg DoorConfig, host jobdoor.Host) (*Door, error) {
 	if err != nil {
 		return nil, err
 	}
+	var authorities []byte
+	if cfg.Files.CA != "" {
+		if authorities, err = os.ReadFile(cfg.Files.CA); err != nil {
+			return nil, err
+		}
+	}
 	return &Door{
-		Door: jobdoor.New(jobdoor.Config{Kind: "gitlab", Name: cfg.Name, URL: cfg.URL, Limit: cfg.Limit}, host), cfg: cfg,
+		authorities: string(authorities),
+		Door:        jobdoor.New(jobdoor.Config{Kind: "gitlab", Name: cfg.Name, URL: cfg.URL, Limit: cfg.Limit}, host), cfg: cfg,
 		client: client,
 	}, nil
 }
@@ -292,7 +301,10 @@ func (d *Door) record(job *Job) *record {
 	token, _ := d.token.Load().(string)
 	return &record{
 		Job: job, Answer: job.Answer, Marks: jobdoor.NewMarks(), At: time.Now(),
-		Runner: runnerFacts{Token: token, Version: d.Host().Version, Number: d.numbers.take(-1), Image: d.cfg.Image},
+		Runner: runnerFacts{
+			Token: token, Version: d.Host().Version, Number: d.numbers.take(-1), Image: d.cfg.Image,
+			CA: d.authorities,
+		},
 	}
 }
 

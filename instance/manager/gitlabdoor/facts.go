@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/stepmux/stepmux/instance/manager/jobdoor"
+	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
 // runnerFacts are facts about the runner that has a job. They are kept with it: its trace stays the same.
@@ -16,6 +17,7 @@ type runnerFacts struct {
 	Version string // of stepmux
 	Number  int    // of the job among those that the runner has now
 	Image   string // of jobs without one
+	CA      string // certificates of authorities that the VMs trust at the server, in PEM
 }
 
 var tokenBegin = regexp.MustCompile(`^glrt-(t[123]_)?|^t[123]_|^glrtr-`)
@@ -27,6 +29,18 @@ const shortToken = 9
 func shorten(token string) string {
 	token = tokenBegin.ReplaceAllString(token, "")
 	return token[:min(len(token), shortToken)]
+}
+
+// authorities is the variable with the file of the certificates that git and the transfers of artifacts trust.
+const authorities = "CI_SERVER_TLS_CA_FILE"
+
+// trust gives steps the file of the authorities. Scripts have it as one of their variables.
+func trust(steps []step) {
+	for i := range steps {
+		if steps[i].Step != "builtin://"+lang.ManagerScriptStep {
+			steps[i].Env = map[string]string{authorities: "${{ vars." + authorities + " }}"}
+		}
+	}
 }
 
 // added returns the variables that a runner adds: those before the job's own, which replace them, and those after.
@@ -41,6 +55,9 @@ func (p *payload) added(runner runnerFacts) (before, after []variable) {
 		{Key: "CI_JOB_STATUS", Value: "running"},
 		{Key: "CI_JOB_TIMEOUT", Value: strconv.Itoa(p.Runner.Timeout)},
 		{Key: tokenVariable, Value: p.Token, Masked: true, Raw: true},
+	}
+	if runner.CA != "" {
+		before = append(before, variable{Key: authorities, Value: runner.CA, File: true, Raw: true})
 	}
 	environment := "CI_SHARED_ENVIRONMENT"
 	if p.Image.name() != "" {

@@ -148,6 +148,8 @@ type step struct {
 	Step   string         `json:"step"`
 	Inputs map[string]any `json:"inputs,omitempty"`
 	When   string         `json:"when,omitempty"`
+	// Env is the environment of the step alone.
+	Env map[string]string `json:"env,omitempty"`
 
 	in section // of the trace
 }
@@ -202,6 +204,10 @@ func (p *payload) request(from origin, vars *variables) (_ *pb.SubmitPipelineReq
 		return nil, nil, err
 	}
 	teardown = append(teardown, p.uploads(vars, from.URL)...)
+	if _, has := vars.byID[authorities]; has {
+		trust(setup)
+		trust(teardown)
+	}
 	job["setup"], job["teardown"] = setup, teardown
 	if caches := p.caches(); len(caches) > 0 {
 		job["cache"] = caches
