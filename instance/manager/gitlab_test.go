@@ -402,7 +402,9 @@ func TestVMsTrustAServerByItsAuthorities(t *testing.T) {
 	require.NoError(t, os.WriteFile(authorities, text, 0o600))
 	job := with(scriptJob(server.URL, "cat file", "grep CERTIFICATE \"$CI_SERVER_TLS_CA_FILE\""), "GIT_STRATEGY", "fetch")
 	job["git_info"] = map[string]any{"repo_url": sources.URL + "/group/project.git", "sha": sha}
-	job["artifacts"] = []any{map[string]any{"paths": []string{"file"}, "artifact_type": "archive", "artifact_format": "zip"}}
+	job["artifacts"] = []any{
+		map[string]any{"paths": []string{"file"}, "artifact_type": "archive", "artifact_format": "zip"},
+	}
 	id := fake.Add(job)
 	m := withPipelines(newFleet(t)).start(t)
 	g := serveGitLab(t, m, fake, server.URL, func(cfg *gitlabdoor.DoorConfig) { cfg.Files.CA = authorities })

@@ -124,9 +124,8 @@ func NewDoor(cfg DoorConfig, host jobdoor.Host) (*Door, error) {
 		}
 	}
 	return &Door{
-		authorities: string(authorities),
-		Door:        jobdoor.New(jobdoor.Config{Kind: "gitlab", Name: cfg.Name, URL: cfg.URL, Limit: cfg.Limit}, host), cfg: cfg,
-		client: client,
+		Door: jobdoor.New(jobdoor.Config{Kind: "gitlab", Name: cfg.Name, URL: cfg.URL, Limit: cfg.Limit}, host), cfg: cfg,
+		client: client, authorities: string(authorities),
 	}, nil
 }
 
