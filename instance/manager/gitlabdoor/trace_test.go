@@ -235,3 +235,15 @@ func shown(t *testing.T, trace []byte) string {
 	require.NoError(t, err, "%s", trace)
 	return log.Text
 }
+
+// BenchmarkTrace makes the trace of a log with lines of 80 bytes.
+func BenchmarkTrace(b *testing.B) {
+	log := []byte(strings.Repeat(strings.Repeat("x", 79)+"\n", maxFill/80))
+	b.SetBytes(int64(len(log)))
+	b.ReportAllocs()
+	r := renderer{shape: &shape{marks: jobdoor.MarkPrefix(fromLab.Marks), end: saveSection, sections: true, stamps: true}}
+	for b.Loop() {
+		r.write(log, at)
+		r.out = r.out[:0]
+	}
+}
