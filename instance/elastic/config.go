@@ -9,8 +9,10 @@ import (
 const (
 	// DefaultIdleTime is how long a VM that is not needed is kept.
 	DefaultIdleTime = 5 * time.Minute
-	// MaxVMs bounds the VMs of a group, and MaxCapacity the builds of a VM.
-	MaxVMs, MaxCapacity = 10_000, 1000
+	// MaxVMs bounds the VMs of a group.
+	MaxVMs = 10_000
+	// MaxCapacity bounds the builds of a VM at once.
+	MaxCapacity = 1000
 	// minAge is the least MaxAge: a VM that is old when it is ready would be replaced again and again.
 	minAge = time.Minute
 	// maxFailures is how often a VM may fail to become ready.

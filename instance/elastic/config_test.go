@@ -101,7 +101,8 @@ func TestPeriodsAreThoseOfCron(t *testing.T) {
 
 func TestTheLastRuleThatMatchesCounts(t *testing.T) {
 	p := policy(t, elastic.Config{MaxInstances: 10, Rules: []elastic.Rule{
-		{IdleCount: 1}, {IdleCount: 5, Periods: []string{"* 8-17 * * *"}, TimeZone: "UTC"},
+		{IdleCount: 1},
+		{IdleCount: 5, Periods: []string{"* 8-17 * * *"}, TimeZone: "UTC"},
 		{IdleCount: 3, Periods: []string{"* 12 * * *"}, TimeZone: "UTC"},
 	}})
 	for hour, want := range map[int]int{0: 1, 8: 5, 12: 3, 13: 5, 18: 1} {

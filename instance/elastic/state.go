@@ -5,6 +5,7 @@ import "time"
 // Phase is how far a VM is.
 type Phase int
 
+// The phases.
 const (
 	// Creating: it is being made, or was not reached yet.
 	Creating Phase = iota

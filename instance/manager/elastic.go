@@ -61,8 +61,8 @@ func (m *Manager) makeGroups() error {
 // restoreGroups restores the VMs of the groups, so that builds on them can be resumed.
 func (m *Manager) restoreGroups(ctx context.Context) error {
 	for _, g := range m.groups.all {
-		if err := g.scaler.Restore(ctx); err != nil {
-			return err
+		if err := g.scaler.Restore(ctx); err != nil { // builds on the VMs would be lost
+			return fmt.Errorf("the group of VMs %s: %w", g.cfg.Name, err)
 		}
 	}
 	return nil

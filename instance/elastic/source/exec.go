@@ -93,8 +93,9 @@ func (e *Exec) Info(ctx context.Context) (Info, error) {
 		}
 		return nil
 	})
-	return Info{Name: termtext.Short(answer.Name, maxName), Version: termtext.Short(answer.Version, maxName),
-		Max: answer.Max}, err
+	return Info{
+		Name: termtext.Short(answer.Name, maxName), Version: termtext.Short(answer.Version, maxName), Max: answer.Max,
+	}, err
 }
 
 // List implements Source.

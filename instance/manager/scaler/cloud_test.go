@@ -83,8 +83,10 @@ func (c *cloud) List(context.Context) (all []source.VM, err error) {
 func sleep(ctx context.Context, d time.Duration) error {
 	world.Unlock()
 	defer world.Lock()
+	timer := time.NewTimer(d)
+	defer timer.Stop()
 	select {
-	case <-time.After(d):
+	case <-timer.C:
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
@@ -185,7 +187,7 @@ func (h *host) Look(context.Context) (Look, error) {
 	defer world.Unlock()
 	l := Look{VMs: map[string]Usage{}, Waiting: h.waiting}
 	for id, vm := range h.used {
-		ready := vm.State == source.Running && !(h.cloud.dud != nil && h.cloud.dud(id))
+		ready := vm.State == source.Running && (h.cloud.dud == nil || !h.cloud.dud(id))
 		l.VMs[id] = Usage{
 			Used: h.busy[id], Uses: h.uses[id], Ready: ready, Drained: h.drained[id],
 			Alive: ready && (h.ghosts || h.cloud.vms[id] != nil),
@@ -290,7 +292,7 @@ func after(d time.Duration) {
 		defer world.Unlock()
 	}
 	pass()
-	time.Sleep(d)
+	time.Sleep(d) //nolint:forbidigo // of the bubble
 	synctest.Wait()
 	pass()
 }

@@ -13,9 +13,10 @@ import (
 )
 
 const (
-	// DefaultPeriod is the time between two lists of the VMs, and DefaultReadyTimeout how long a VM may take until it
-	// takes builds.
-	DefaultPeriod, DefaultReadyTimeout = 10 * time.Second, 5 * time.Minute
+	// DefaultPeriod is the time between two lists of the VMs.
+	DefaultPeriod = 10 * time.Second
+	// DefaultReadyTimeout is how long a VM may take until it takes builds.
+	DefaultReadyTimeout = 5 * time.Minute
 	// lookPause is the time between two decisions.
 	lookPause = time.Second
 	// hasty is by how much shorter the period is while VMs are being made or deleted.
