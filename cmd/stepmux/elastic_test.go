@@ -171,4 +171,7 @@ elastic:
 	require.NoError(t, err)
 	require.Len(t, status.Groups, 1)
 	require.Equal(t, "sshd", status.Groups[0].Source)
+	out, err := exec.Command(runnertest.Manager(t), "fleet", "explain", "--manager", socket).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Contains(t, string(out), "group small: 0 ready of at most")
 }

@@ -162,9 +162,7 @@ Start with:  stepmux run examples/hello.yml
 			newRunCommand(), newManagerCommand(), newSubmitCommand(), newLogsCommand(), newCancelCommand(),
 			newArtifactsCommand(), newBuildsCommand(), newPipelinesCommand(), newPlayCommand(), newRetryCommand(),
 		}},
-		{"Look after VMs", append(
-			newServerCommands(), newPsCommand(), newDrainCommand(), newUndrainCommand(), newDoctorCommand(), newCacheCommand(),
-		)},
+		{"Look after VMs", append(newServerCommands(), newVMCommands()...)},
 		{"Run a job on this machine", []*cobra.Command{
 			newLocalCommand(), newCICommand(), newReplayCommand(), newTraceCommand(), newValidateCommand(), newActionsCommand(),
 		}},

@@ -88,6 +88,9 @@ type VM struct {
 	Route             Route             `json:"route"`
 	program.Isolation                   // of the last build that reported it
 	Builds            []Build           `json:"builds"`
+	// Group is the group whose VMs come and go that it belongs to, and Note says why it is there or leaves.
+	Group string `json:"group,omitempty"`
+	Note  string `json:"note,omitempty"`
 }
 
 // Connection is the connection of an instance or a jump host.

@@ -186,7 +186,7 @@ func (m *Manager) ownStatus() control.Status {
 		Provider: m.cfg.Provider, Version: m.cfg.Version, InventoryErr: m.cfg.InventoryErr,
 	}, m.since)
 	s.Servers = m.servers()
-	var notes map[string]string
+	var notes map[string]vmNote
 	s.Groups, notes = m.groups.stats()
 	waiting := m.cfg.Group.Waiting()
 	s.Waiting = len(slices.DeleteFunc(waiting, func(id string) bool { return !strings.HasPrefix(id, leaseName) }))
@@ -200,9 +200,10 @@ func (m *Manager) ownStatus() control.Status {
 				vm.Builds[j].File = b.asked.GetJob().GetStepsFile()
 			}
 		}
+		vm.Group, vm.Note = notes[vm.ID].group, notes[vm.ID].note
 		d := m.drains[vm.ID]
 		if (d == nil || d.over) && vm.State == string(instance.Draining) {
-			vm.Reason = notes[vm.ID]
+			vm.Reason = vm.Note
 		}
 		if d == nil || d.over || vm.State != string(instance.Draining) {
 			continue

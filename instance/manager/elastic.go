@@ -139,9 +139,12 @@ func (e *elasticGroups) promise(labels map[string]string) bool {
 	return true
 }
 
-// stats returns how the groups stand, and the reason of each of their VMs by its ID.
-func (e *elasticGroups) stats() (all []control.VMGroup, notes map[string]string) {
-	notes = map[string]string{}
+// vmNote is the group of a VM, and why the VM is there or leaves.
+type vmNote struct{ group, note string }
+
+// stats returns how the groups stand, and the note of each of their VMs by its ID.
+func (e *elasticGroups) stats() (all []control.VMGroup, notes map[string]vmNote) {
+	notes = map[string]vmNote{}
 	for _, g := range e.all {
 		s := g.scaler.Status()
 		all = append(all, control.VMGroup{
@@ -151,14 +154,15 @@ func (e *elasticGroups) stats() (all []control.VMGroup, notes map[string]string)
 			Error: s.Err, Failures: s.Failures,
 		})
 		for id, note := range s.Notes {
-			notes[id] = note
+			notes[id] = vmNote{g.cfg.Name, note}
 		}
 		g.mu.Lock()
 		for id, r := range g.reaching {
-			notes[id] = "is not reached yet"
+			note := vmNote{g.cfg.Name, "is not reached yet"}
 			if r.err != nil {
-				notes[id] += ": " + r.err.Error()
+				note.note += ": " + r.err.Error()
 			}
+			notes[id] = note
 		}
 		g.mu.Unlock()
 	}
