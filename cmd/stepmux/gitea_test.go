@@ -18,14 +18,8 @@ import (
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
 
-// giteaRunner is a manager that is a runner of Gitea.
-type giteaRunner struct {
-	*managerProcess
-	dir string
-}
-
 // serveServers starts a manager for servers, with VMs that have four slots each.
-func serveServers(t *testing.T, vms int, servers map[string]*giteatest.Gitea) *giteaRunner {
+func serveServers(t *testing.T, vms int, servers map[string]*giteatest.Gitea) *serversRunner {
 	t.Helper()
 	dir := t.TempDir()
 	config := "gitea:\n"
@@ -38,32 +32,10 @@ func serveServers(t *testing.T, vms int, servers map[string]*giteatest.Gitea) *g
 }
 
 // serveConfig starts a manager with lines of its configuration.
-func serveConfig(t *testing.T, dir string, vms int, config string) *giteaRunner {
+func serveConfig(t *testing.T, dir string, vms int, config string) *serversRunner {
 	t.Helper()
 	inventory, _ := newInventory(t, dir, vms)
 	return serveInventory(t, dir, inventory, config)
-}
-
-// serveInventory is serveConfig for the VMs of a file.
-func serveInventory(t *testing.T, dir, inventory, config string) *giteaRunner {
-	t.Helper()
-	file := filepath.Join(dir, "manager.yml")
-	require.NoError(t, os.WriteFile(file, []byte(config), 0o600))
-	m := &giteaRunner{dir: dir, managerProcess: &managerProcess{
-		t: t, socket: filepath.Join(sshtest.SocketDir(t), "m.sock"), patience: bound,
-	}}
-	m.args = []string{
-		"manager", "--config", file, "--state", filepath.Join(dir, "state"), "--inventory", inventory,
-		"--socket", m.socket, "--log-level", "info",
-	}
-	t.Cleanup(func() {
-		m.kill()
-		if t.Failed() {
-			t.Logf("the log of the manager:\n%s", lastOf(&m.stderr))
-		}
-	})
-	m.start()
-	return m
 }
 
 // checkoutAction fetches the commit of the run with the token of the job.

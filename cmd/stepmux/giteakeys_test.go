@@ -72,7 +72,7 @@ func TestCheckOfARealGitea(t *testing.T) {
 }
 
 // serveKeys starts a manager for a server, with more keys of its configuration.
-func serveKeys(t *testing.T, g *giteatest.Gitea, vms int, keys string) *giteaRunner {
+func serveKeys(t *testing.T, g *giteatest.Gitea, vms int, keys string) *serversRunner {
 	t.Helper()
 	dir := t.TempDir()
 	token := filepath.Join(dir, "token")

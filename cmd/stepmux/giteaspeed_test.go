@@ -122,23 +122,6 @@ func TestAWebhookOfARealGiteaIsTaken(t *testing.T) {
 	}
 }
 
-// pssOf returns the proportional set size of a process, in bytes.
-func pssOf(t *testing.T, pid int) int64 {
-	t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
-	if err != nil {
-		return 0 // it has ended
-	}
-	for line := range strings.Lines(string(text)) {
-		if f := strings.Fields(line); len(f) == 3 && f[0] == "Pss:" {
-			kib, err := strconv.ParseInt(f[1], 10, 64)
-			require.NoError(t, err)
-			return kib << 10
-		}
-	}
-	return 0
-}
-
 // pssOfProgram returns that of all processes of a program, and how many there are.
 func pssOfProgram(t *testing.T, program string) (sum int64, n int) {
 	t.Helper()
@@ -162,12 +145,6 @@ func (r rival) repo(g *giteatest.Gitea, name, job string) *giteatest.Repo {
 	return g.Repo(name+"-"+r.label, map[string]string{
 		".gitea/workflows/ci.yml": "on: workflow_dispatch\njobs:\n  a:\n    runs-on: " + r.label + "\n" + job,
 	})
-}
-
-// median returns the median of times.
-func median(all []time.Duration) time.Duration {
-	slices.Sort(all)
-	return all[len(all)/2]
 }
 
 // The manager beside Gitea's own runner with its defaults, in turns: how long a job waits for its first row, calls, 100

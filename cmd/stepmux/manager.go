@@ -11,6 +11,7 @@ import (
 	"os/user"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"syscall"
 	"time"
 
@@ -247,6 +248,7 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 			groupsText(f.elastic))
 		return systemError(err)
 	}
+	defer trim(ctx)()
 	return f.serve(ctx, group, counts, doors, open)
 }
 
@@ -257,6 +259,17 @@ func (f *managerFlags) complete(ctx context.Context, group int, open *manager.Co
 		return err
 	}
 	return f.checkFiles(group, *open)
+}
+
+// trim returns memory that is not used any more to the system, until stop is called.
+func trim(ctx context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var trimmer sync.WaitGroup
+	trimmer.Go(func() { gcpace.Trim(ctx) })
+	return func() {
+		cancel()
+		trimmer.Wait()
+	}
 }
 
 // settings checks the flags. It returns the configuration of the manager without its VMs, and the group of its socket,

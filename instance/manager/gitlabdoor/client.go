@@ -60,9 +60,9 @@ type Info struct {
 type Client struct {
 	cfg  Config
 	http *servercall.Client
-	// pieces has a buffer for each piece of a trace that may be on its way at once: together they bound the memory for
-	// the traces of all jobs.
-	pieces chan []byte
+	// pieces has room for each piece of a trace that may be on its way at once: that bounds the memory for the traces of
+	// all jobs.
+	pieces chan struct{}
 }
 
 // NewClient returns a Client. It reads the files of TLS, and calls nothing.
@@ -79,10 +79,7 @@ func NewClient(cfg Config) (*Client, error) {
 		transport.TLSClientConfig = security
 	}
 	cfg.URL = strings.TrimRight(cfg.URL, "/")
-	c := &Client{cfg: cfg, http: servercall.New(transport), pieces: make(chan []byte, maxPieces)}
-	for range maxPieces {
-		c.pieces <- nil
-	}
+	c := &Client{cfg: cfg, http: servercall.New(transport), pieces: make(chan struct{}, maxPieces)}
 	return c, nil
 }
 

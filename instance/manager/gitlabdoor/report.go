@@ -218,15 +218,17 @@ func (r *report) send(ctx context.Context) (more bool, reply Reply, err error) {
 
 // sendOnce sends the next piece once, if there is one.
 func (r *report) sendOnce(ctx context.Context) (reply Reply, err error) {
-	var buffer []byte
 	select {
-	case buffer = <-r.client.pieces:
+	case r.client.pieces <- struct{}{}:
 	case <-ctx.Done():
 		return reply, context.Cause(ctx)
 	}
-	defer func() { r.client.pieces <- buffer[:0] }()
+	defer func() { <-r.client.pieces }()
 	r.sent = time.Now()
-	if buffer, err = r.next(ctx, buffer[:0]); err != nil || len(buffer) == 0 {
+	buffer, _ := buffers.Get().([]byte)
+	buffer, err = r.next(ctx, buffer[:0])
+	defer func() { buffers.Put(buffer) }() //nolint:staticcheck // of the size of a piece, not of a slice
+	if err != nil || len(buffer) == 0 {
 		return reply, err
 	}
 	reply, err = r.client.Patch(ctx, r.job, r.at, buffer)
@@ -238,6 +240,9 @@ func (r *report) sendOnce(ctx context.Context) (reply Reply, err error) {
 	}
 	return reply, nil
 }
+
+// buffers has those of pieces. One that is not used for a while is garbage.
+var buffers sync.Pool
 
 // next reads the piece of the trace that the server does not have. Bytes that are read for the first time are added to
 // the checksum; those that the server already has are read for that alone.

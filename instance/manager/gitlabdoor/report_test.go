@@ -506,9 +506,9 @@ func TestPiecesAreBounded(t *testing.T) {
 			jobs.Go(func() { _, _, _ = job.send(t.Context()) })
 		}
 		synctest.Wait()
-		require.Empty(t, r.client.pieces)
+		require.Len(t, r.client.pieces, maxPieces)
 		close(release)
 		jobs.Wait()
-		require.Len(t, r.client.pieces, maxPieces)
+		require.Empty(t, r.client.pieces)
 	})
 }

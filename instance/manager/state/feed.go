@@ -16,11 +16,20 @@ type feeds struct {
 	all map[string]*feed // of the logs that are followed, by the ID of the build
 }
 
-// feed has the last pieces of one log. feeds.mu guards it.
+// feed has the last pieces of one log that one of its readers has not taken. feeds.mu guards it.
 type feed struct {
-	readers int
-	pieces  []fedPiece    // at most natscall.Ahead
+	readers map[*feedReader]bool
+	pieces  []fedPiece    // at most natscall.Ahead, and at most maxFed bytes if it is more than one
 	more    chan struct{} // closed, and replaced, when a piece is added
+}
+
+// maxFed bounds the pieces of a feed, in bytes.
+const maxFed = 256 << 10
+
+// feedReader is a follower of a log. feeds.mu guards it.
+type feedReader struct {
+	of    *feed
+	place uint64 // of the last piece that it has taken
 }
 
 // fedPiece is a piece with its sequence in the stream and that of the piece before it, which is 0 for the first. The
@@ -30,25 +39,26 @@ type fedPiece struct {
 	before, place uint64
 }
 
-// open returns the feed of a log, which gets all pieces from now on. The caller calls close.
-func (f *feeds) open(id string) *feed {
+// open returns a reader of a log, for which all pieces are kept from now on, within the bounds. The caller calls close.
+func (f *feeds) open(id string) *feedReader {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.all == nil {
 		f.all = map[string]*feed{}
 	}
 	if f.all[id] == nil {
-		f.all[id] = &feed{more: make(chan struct{})}
+		f.all[id] = &feed{readers: map[*feedReader]bool{}, more: make(chan struct{})}
 	}
-	f.all[id].readers++
-	return f.all[id]
+	r := &feedReader{of: f.all[id]}
+	r.of.readers[r] = true
+	return r
 }
 
-// close ends one use of a feed.
-func (f *feeds) close(id string) {
+// close ends a reader.
+func (f *feeds) close(id string, r *feedReader) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.all[id].readers--; f.all[id].readers == 0 {
+	if delete(r.of.readers, r); len(r.of.readers) == 0 {
 		delete(f.all, id)
 	}
 }
@@ -61,7 +71,12 @@ func (f *feeds) add(id string, p fedPiece) {
 	if of == nil {
 		return
 	}
-	if len(of.pieces) == natscall.Ahead {
+	size := len(p.Text)
+	for _, old := range of.pieces {
+		size += len(old.Text)
+	}
+	for len(of.pieces) == natscall.Ahead || len(of.pieces) > 0 && size > maxFed {
+		size -= len(of.pieces[0].Text)
 		of.pieces = slices.Delete(of.pieces, 0, 1)
 	}
 	p.Text = bytes.Clone(p.Text)
@@ -70,11 +85,17 @@ func (f *feeds) add(id string, p fedPiece) {
 	of.more = make(chan struct{})
 }
 
-// after returns the pieces after a place in the stream, and a channel that is closed when there are more. If whole is
-// false, pieces between are not here any more.
-func (f *feeds) after(of *feed, place uint64) (pieces []fedPiece, more <-chan struct{}, whole bool) {
+// after returns the pieces after a place in the stream, up to which the reader has taken all, and a channel that is
+// closed when there are more. If whole is false, pieces between are not here any more.
+func (f *feeds) after(r *feedReader, place uint64) (pieces []fedPiece, more <-chan struct{}, whole bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	of, taken := r.of, place
+	r.place = place
+	for other := range of.readers {
+		taken = min(taken, other.place)
+	}
+	of.pieces = slices.DeleteFunc(of.pieces, func(p fedPiece) bool { return p.place <= taken })
 	first := slices.IndexFunc(of.pieces, func(p fedPiece) bool { return p.place > place })
 	if first < 0 {
 		return nil, of.more, true
@@ -85,7 +106,7 @@ func (f *feeds) after(of *feed, place uint64) (pieces []fedPiece, more <-chan st
 // followLog is ReadLog for a log that grows and that only this manager writes, up to its end.
 func (s *Store) followLog(ctx context.Context, id string, offset int64, take func(Piece) error) error {
 	f := s.feeds.open(id)
-	defer s.feeds.close(id)
+	defer s.feeds.close(id, f)
 	rec, err := s.Record(ctx, id)
 	if err != nil {
 		return err

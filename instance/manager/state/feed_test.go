@@ -36,8 +36,19 @@ func TestAFeedHasTheLastPiecesAndTellsOfAGap(t *testing.T) {
 	require.Len(t, pieces, natscall.Ahead)
 	_, _, whole = f.after(of, 1)
 	require.False(t, whole, "that at 4 has gone")
-	require.Same(t, of, f.open("b"), "readers share one feed")
-	f.close("b")
-	f.close("b")
+	slow := f.open("b")
+	require.Same(t, of.of, slow.of, "readers share one feed")
+	f.after(of, 100)
+	require.Len(t, of.of.pieces, natscall.Ahead, "another one has not taken them")
+	f.after(slow, 4+natscall.Ahead)
+	require.Empty(t, of.of.pieces, "all have")
+	for place := range uint64(3) {
+		f.add("b", fedPiece{Piece{Text: make([]byte, maxFed/2)}, 100 + place, 101 + place})
+	}
+	require.Len(t, of.of.pieces, 2, "large ones are fewer")
+	f.add("b", fedPiece{Piece{Text: make([]byte, 2*maxFed)}, 103, 104})
+	require.Len(t, of.of.pieces, 1)
+	f.close("b", of)
+	f.close("b", slow)
 	require.Empty(t, f.all)
 }

@@ -355,6 +355,7 @@ func (s *Store) readPieces(
 		place = at.Sequence.Stream
 		p, err := pieceOf(msg.Headers(), msg.Data())
 		if p.At = at.Timestamp; err == nil {
+			s.places.set(id, mark{p.Offset, p.Offset + int64(len(p.Text)), place})
 			err = take(p)
 		}
 		if err != nil || p.result != nil || until > 0 && place >= until {

@@ -72,6 +72,7 @@ type Store struct {
 	audit   jetstream.Stream // of the actions of operators
 
 	feeds   feeds         // of the logs that are followed; unused if other managers write logs, too
+	places  readMarks     // of logs
 	watches watches       // of keys; unused if other managers write them, too
 	ended   ended         // unused if other managers take builds, too
 	before  uint64        // the last place in the queue at the start

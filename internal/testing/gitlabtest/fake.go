@@ -288,6 +288,13 @@ func (f *Fake) Job(id int64) Job {
 	return j
 }
 
+// Size returns the size of the trace of a job.
+func (f *Fake) Size(id int64) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.jobs[id].Trace)
+}
+
 // Checksum returns the checksum of the trace, as runners report it.
 func (j *Job) Checksum() string { return fmt.Sprintf("crc32:%08x", crc32.ChecksumIEEE(j.Trace)) }
 
