@@ -29,8 +29,8 @@ func newExplainCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "explain [ID or LABEL=VALUE]",
 		Short: "Say why a VM is there, why no other is made, and why builds wait",
-		Long: `Say why a VM is there or leaves. With a label, say it of all VMs that have the label, and why the next build with
-this label would wait. Without an argument, say it of all VMs that come and go, and why no more are made.
+		Long: `Say why a VM is there or leaves. With a label, say it of all VMs that have the label, and why the next
+build with this label would wait. Without an argument, say it of all VMs that come and go, and why no more are made.
 
 The VMs of a manager's inventory can be named, too.`,
 		Example: "  stepmux fleet explain\n  stepmux fleet explain vm-7\n  stepmux fleet explain os=linux",
