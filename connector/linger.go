@@ -438,15 +438,16 @@ func (l *lingering) keep() {
 	}
 }
 
-// awaitAge returns when the build is old enough to be attached to, at once if its link does not work. It returns an
-// error if the link is lost during the wait, or the build ends.
+// awaitAge returns when the build is old enough to be attached to, at once after the first time. It returns an error if
+// the link is lost before, or the build ends.
 func (l *lingering) awaitAge() error {
-	if l.attachAt.IsZero() || l.rpc.GetState() != connectivity.Ready {
+	if l.attachAt.IsZero() {
 		return nil
 	}
 	young, cancel := context.WithDeadline(l.life, l.attachAt)
 	defer cancel()
-	lost := l.rpc.WaitForStateChange(young, connectivity.Ready)
+	l.attachAt = time.Time{}
+	lost := l.rpc.GetState() != connectivity.Ready || l.rpc.WaitForStateChange(young, connectivity.Ready)
 	if lost || l.life.Err() != nil || l.ending.Load() {
 		return status.Error(codes.Unavailable, "the bridge to the step runner has ended")
 	}
