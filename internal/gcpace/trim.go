@@ -49,8 +49,10 @@ func trim(ctx context.Context, pause time.Duration) {
 // collections.
 func heap() (held, cycles uint64) {
 	all := []metrics.Sample{
-		{Name: "/memory/classes/heap/objects:bytes"}, {Name: "/memory/classes/heap/unused:bytes"},
-		{Name: "/memory/classes/heap/free:bytes"}, {Name: "/gc/cycles/total:gc-cycles"},
+		{Name: "/memory/classes/heap/objects:bytes"},
+		{Name: "/memory/classes/heap/unused:bytes"},
+		{Name: "/memory/classes/heap/free:bytes"},
+		{Name: "/gc/cycles/total:gc-cycles"},
 	}
 	metrics.Read(all)
 	return all[0].Value.Uint64() + all[1].Value.Uint64() + all[2].Value.Uint64(), all[3].Value.Uint64()
