@@ -44,7 +44,7 @@ func (m *Manager) drain(ctx context.Context, who, id, note string, limit time.Du
 		d.Until = time.Now().Add(limit)
 	}
 	var err error
-	if d.revision, err = m.store.Fleet.Put(ctx, drainKey(id), natscall.Encode(d)); err != nil {
+	if d.revision, err = m.store.Write(ctx, m.store.Fleet, drainKey(id), natscall.Encode(d)); err != nil {
 		return fmt.Errorf("keep the drain of %s: %w", id, err)
 	}
 	m.cfg.Logger.Info("instance is drained", "instance", id, "note", note, "for", limit)
@@ -64,6 +64,29 @@ func (m *Manager) undrain(ctx context.Context, who, id string, options ...jetstr
 	m.setDrained(d) //nolint:contextcheck // it has no timer
 	m.note(ctx, state.Action{Who: who, Action: "undrain", Subject: id})
 	return nil
+}
+
+// forgetDrain forgets the drains and undrains of a VM that is gone and does not come back.
+func (m *Manager) forgetDrain(id string) {
+	m.mu.Lock()
+	last := m.drains[id]
+	m.mu.Unlock()
+	if last == nil {
+		return
+	}
+	d := &drained{Instance: id, over: true}
+	err := m.store.Persist(m.takes, func(ctx context.Context) (err error) {
+		d.revision, err = m.store.Purge(ctx, m.store.Fleet, drainKey(id), jetstream.WithMsgTTL(purgedKeep),
+			jetstream.WithExpectLastSequencePerSubject(last.revision))
+		return err
+	})
+	switch {
+	case err == nil:
+		m.setDrained(d)
+	case natscall.Changed(err), m.takes.Err() != nil: // another manager was faster
+	default:
+		m.cfg.Logger.Warn("cannot forget the drain of a VM that is gone", "instance", id, "error", err)
+	}
 }
 
 // drainedNow returns the VMs that are drained, also those that are out of the inventory.
@@ -93,7 +116,10 @@ func (m *Manager) setDrained(d *drained) {
 	if before != nil && before.timer != nil {
 		before.timer.Stop()
 	}
-	if !d.Until.IsZero() {
+	switch {
+	case d.over:
+		d.timer = time.AfterFunc(purgedKeep, func() { m.forgetOver(d) })
+	case !d.Until.IsZero():
 		d.timer = time.AfterFunc(time.Until(d.Until), func() { m.spawn(func() { m.endDrain(d) }) })
 	}
 	m.drains[d.Instance] = d
@@ -104,6 +130,19 @@ func (m *Manager) setDrained(d *drained) {
 	}
 	_ = m.cfg.Group.Drain(d.Instance) // as above
 	m.fleet.drained()
+}
+
+// forgetOver forgets that a VM was undrained, if it is not in the set. All earlier drains have been noted.
+func (m *Manager) forgetOver(d *drained) {
+	isIt := func(in instance.Instance) bool { return in.ID == d.Instance }
+	if slices.ContainsFunc(m.cfg.Group.Instances(), isIt) {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.drains[d.Instance] == d {
+		delete(m.drains, d.Instance)
+	}
 }
 
 // endDrain ends a drain whose time has passed.

@@ -258,6 +258,8 @@ func TestAVMThatAnOperatorDrainsIsNotDeleted(t *testing.T) {
 	_, err = m.Undrain(t.Context(), &pb.UndrainRequest{Instances: []string{vm}})
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return f.count() == 0 }, sshtest.Bound, time.Second/10)
+	// Its drain stayed in the state for ever, or the mark of its end.
+	require.Eventually(t, func() bool { return m.m.DrainIsForgotten(t, vm) }, sshtest.Bound, time.Second/10)
 }
 
 // A lease, as of a login, gets a VM, and keeps it.

@@ -196,6 +196,7 @@ func (g *elasticGroup) forget(ctx context.Context, was instance.Instance) {
 	delete(g.drained, was.ID)
 	g.mu.Unlock()
 	g.m.letIn(was.ID)
+	g.m.spawn(func() { g.m.forgetDrain(was.ID) }) //nolint:contextcheck // it goes on
 	if err := was.SSH.HostKeys.Forget(ctx, was.ID); err != nil {
 		g.m.cfg.Logger.Warn("cannot forget the host key of a VM that is gone", "instance", was.ID, "error", err)
 	}

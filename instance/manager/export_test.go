@@ -293,6 +293,15 @@ func (m *Manager) Settled(t *testing.T, id string) bool {
 	return known == (err == nil)
 }
 
+// DrainIsForgotten reports whether the state has nothing of a drain, except a mark that goes by itself.
+func (m *Manager) DrainIsForgotten(t *testing.T, id string) bool {
+	t.Helper()
+	stream := m.stream(t, "KV_"+m.store.Fleet.Bucket())
+	msg, err := stream.GetLastMsgForSubject(t.Context(), "$KV."+m.store.Fleet.Bucket()+"."+drainKey(id))
+	require.NoError(t, err)
+	return msg.Header.Get("KV-Operation") == "PURGE" && msg.Header.Get(jetstream.MsgTTLHeader) != ""
+}
+
 // AcceptLate takes a request from the queue as a manager does that was stopped for longer than its lease. It
 // returns the number of the delivery, and whether the manager has begun the build.
 func (m *Manager) AcceptLate(t *testing.T) (number int, begun bool) {

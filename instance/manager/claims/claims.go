@@ -20,6 +20,19 @@ type claim struct {
 	Manager  string `json:"manager,omitempty"` // empty: the VM is free
 
 	revision uint64
+	removed  time.Time // when it was noted that the claim was removed; zero if it was not
+}
+
+const (
+	// markTime is how long the mark of a claim stays that was removed, so that all managers learn of the removal.
+	markTime = 10 * time.Minute
+	// maxForgotten bounds the claims that a look removes.
+	maxForgotten = 256
+)
+
+// claimKey returns the key of a claim in the bucket, which does not take all characters of an ID.
+func claimKey(id string) string {
+	return claimPrefix + base64.RawURLEncoding.EncodeToString([]byte(id))
 }
 
 // balance takes VMs that no manager has until this manager has its share, or gives one up if it has more.
@@ -87,10 +100,8 @@ func (c *Member) take(ctx context.Context, ids []string, most int) (n int) {
 		c.mu.Unlock()
 		revision, err := c.put(ctx, claim{Instance: id, Manager: c.id}, revision)
 		if err != nil {
-			if !natscall.Changed(err) && ctx.Err() == nil {
-				c.cfg.Logger.Warn("cannot claim an instance", "instance", id, "error", err)
-			}
-			continue // another manager was faster
+			c.refused(ctx, "cannot claim an instance", id, err)
+			continue // perhaps another manager was faster
 		}
 		n++
 		c.mu.Lock()
@@ -104,8 +115,8 @@ func (c *Member) take(ctx context.Context, ids []string, most int) (n int) {
 
 // put changes a claim by compare-and-set.
 func (c *Member) put(ctx context.Context, now claim, revision uint64) (uint64, error) {
-	key := claimPrefix + base64.RawURLEncoding.EncodeToString([]byte(now.Instance))
-	revision, err := c.cfg.Store.Fleet.Update(ctx, key, natscall.Encode(now), revision)
+	revision, err := c.cfg.Store.Write(ctx, c.cfg.Store.Fleet, claimKey(now.Instance), natscall.Encode(now),
+		jetstream.WithExpectLastSequencePerSubject(revision))
 	if err == nil {
 		now.revision = revision
 		c.mu.Lock()
@@ -113,6 +124,25 @@ func (c *Member) put(ctx context.Context, now claim, revision uint64) (uint64, e
 		c.mu.Unlock()
 	}
 	return revision, err
+}
+
+// refused reads a claim again that has another revision than this manager knows, and logs other errors of a change.
+func (c *Member) refused(ctx context.Context, what, id string, err error) {
+	if natscall.Changed(err) {
+		var entry jetstream.KeyValueEntry
+		switch entry, err = c.cfg.Store.Fleet.Get(ctx, claimKey(id)); {
+		case err == nil:
+			c.noteClaim(entry)
+		case errors.Is(err, jetstream.ErrKeyNotFound): // it was removed, and perhaps its mark has gone
+			err = nil
+			c.mu.Lock()
+			delete(c.claims, id)
+			c.mu.Unlock()
+		}
+	}
+	if err != nil && ctx.Err() == nil {
+		c.cfg.Logger.Warn(what, "instance", id, "error", err)
+	}
 }
 
 // bury puts a mark in place of the lease of another manager, and reports whether it could: the lease has ended then.
@@ -184,6 +214,56 @@ func (c *Member) release(ctx context.Context, id string) {
 		return // it is taken again
 	}
 	c.cfg.Logger.Info("instance is given up for another manager", "instance", id)
+}
+
+// forget removes claims of VMs that have left the inventory, unless a manager that lives has them. VMs that come and go
+// would leave a claim each. A manager whose inventory still has such a VM claims it again.
+func (c *Member) forget(ctx context.Context) {
+	usable := map[string]bool{}
+	for _, id := range c.usable() {
+		usable[id] = true
+	}
+	var gone []claim
+	c.mu.Lock()
+	for id, known := range c.claims {
+		_, held := c.held[id]
+		switch owner := known.Manager; {
+		case !known.removed.IsZero():
+			if time.Since(known.removed) > 2*markTime { // the mark has gone
+				delete(c.claims, id)
+			}
+		case held || usable[id] || len(gone) == maxForgotten:
+		case owner == "" || owner == c.id || c.isDeadLocked(owner):
+			gone = append(gone, known)
+		}
+	}
+	c.mu.Unlock()
+	ended := map[string]bool{"": true, c.id: true} // managers that use no VM of theirs in gone
+	for _, known := range gone {
+		if ctx.Err() != nil {
+			return
+		}
+		if _, asked := ended[known.Manager]; !asked {
+			ended[known.Manager] = c.bury(ctx, known.Manager)
+		}
+		if ended[known.Manager] {
+			c.remove(ctx, known)
+		}
+	}
+}
+
+// remove removes a claim by compare-and-set. A mark stays for a while.
+func (c *Member) remove(ctx context.Context, known claim) {
+	revision, err := c.cfg.Store.Purge(ctx, c.cfg.Store.Fleet, claimKey(known.Instance),
+		jetstream.WithExpectLastSequencePerSubject(known.revision), jetstream.WithMsgTTL(markTime))
+	if err != nil {
+		c.refused(ctx, "cannot remove the claim of an instance that is gone", known.Instance, err)
+		return
+	}
+	c.mu.Lock()
+	c.claims[known.Instance] = claim{Instance: known.Instance, revision: revision, removed: time.Now()}
+	c.mu.Unlock()
+	c.cfg.Logger.Debug("the claim of an instance that is gone is removed", "instance", known.Instance)
 }
 
 // Leave gives up all VMs, when the manager ends.

@@ -3,6 +3,7 @@ package claims
 import (
 	"context"
 	"crypto/rand"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -221,6 +222,7 @@ func (c *Member) Run(ctx context.Context) {
 		switch {
 		case err == nil:
 			c.balance(once)
+			c.forget(once) // not at Join: VMs that come and go are not in the inventory yet
 			c.cfg.Renewed(once)
 		case ctx.Err() == nil:
 			c.cfg.Logger.Warn(failed, "error", err)
@@ -389,7 +391,13 @@ func (c *Member) noteLease(entry jetstream.KeyValueEntry) {
 // noteClaim notes a change of a claim.
 func (c *Member) noteClaim(entry jetstream.KeyValueEntry) {
 	var now claim
-	if entry.Operation() != jetstream.KeyValuePut || json.Unmarshal(entry.Value(), &now) != nil || now.Instance == "" {
+	if entry.Operation() != jetstream.KeyValuePut {
+		id, err := base64.RawURLEncoding.DecodeString(strings.TrimPrefix(entry.Key(), claimPrefix))
+		if err != nil {
+			return
+		}
+		now.Instance, now.removed = string(id), time.Now()
+	} else if json.Unmarshal(entry.Value(), &now) != nil || now.Instance == "" {
 		return
 	}
 	now.revision = entry.Revision()

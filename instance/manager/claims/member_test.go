@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/manager/natscall"
 	"github.com/stepmux/stepmux/instance/manager/state"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	"github.com/stepmux/stepmux/mux"
@@ -43,6 +45,7 @@ type member struct {
 	join func() error
 	die  func() // ends it without a word
 	told chan string
+	vms  *instance.Group
 }
 
 // newMember returns a member that has not joined.
@@ -60,7 +63,7 @@ func newMember(t *testing.T, s *state.Store, dir string) *member {
 	provider, err := instance.NewProvider(instance.Config{Group: group})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, provider.Close()) })
-	m := &member{t: t, told: make(chan string, 100)}
+	m := &member{t: t, told: make(chan string, 100), vms: group}
 	m.Member = New(Config{
 		Dir: dir, Lease: time.Second, Store: s, Group: group, Provider: provider, Logger: slog.New(slog.DiscardHandler),
 		Left: func([]string) {}, Renewed: func(context.Context) {}, Canceled: func(build string) { m.told <- build },
@@ -177,6 +180,75 @@ func TestACopyOfADirectoryDoesNotJoinWhileTheOtherLives(t *testing.T) {
 	require.Empty(t, copied.Held())
 	require.NoError(t, os.WriteFile(file, []byte("short"), 0o600))
 	require.ErrorContains(t, CheckID(dir), "is no ID of a manager")
+}
+
+// leave takes a VM out of the inventory.
+func (m *member) leave(id string) {
+	m.t.Helper()
+	all := slices.DeleteFunc(m.vms.Instances(), func(in instance.Instance) bool { return in.ID == id })
+	require.NoError(m.t, m.vms.Update(all))
+}
+
+// claimedKeys returns the keys of claims in the store, also of those that have only a mark.
+func claimedKeys(t *testing.T, s *state.Store) (claims, marks []string) {
+	t.Helper()
+	watch, err := s.Fleet.Watch(t.Context(), claimPrefix+"*")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, watch.Stop()) }()
+	all, err := natscall.Present(t.Context(), watch)
+	require.NoError(t, err)
+	for _, entry := range all {
+		if entry.Operation() == jetstream.KeyValuePut {
+			claims = append(claims, entry.Key())
+		} else {
+			marks = append(marks, entry.Key())
+		}
+	}
+	return claims, marks
+}
+
+// The claim of each VM that had ever been there stayed in the store.
+func TestTheClaimOfAVMThatIsGoneIsRemoved(t *testing.T) {
+	t.Parallel()
+	s := openStore(t)
+	a, b := joined(t, s), joined(t, s)
+	a.awaitHeld(1)
+	b.awaitHeld(1)
+	gone, dead, all := a.Held()[0], b.Held()[0], a.vms.Instances()
+	awaitClaims := func(want ...string) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			claims, _ := claimedKeys(t, s)
+			return slices.Equal(claims, want)
+		}, sshtest.Bound, 10*time.Millisecond)
+	}
+	a.leave(gone)
+	b.leave(gone)
+	awaitClaims(claimKey(dead))
+	require.NoError(t, a.vms.Update(all), "it comes back while the mark is there")
+	require.Eventually(t, func() bool { return slices.Contains(a.Held(), gone) }, sshtest.Bound, 10*time.Millisecond)
+	awaitClaims(slices.Sorted(slices.Values([]string{claimKey("vm-1"), claimKey("vm-2")}))...)
+	a.leave(gone)
+	awaitClaims(claimKey(dead))
+	b.die()
+	a.leave(dead)
+	awaitClaims()
+
+	js, err := jetstream.New(s.Conn)
+	require.NoError(t, err)
+	stream, err := js.Stream(t.Context(), "KV_"+s.Fleet.Bucket())
+	require.NoError(t, err)
+	_, marks := claimedKeys(t, s)
+	require.Len(t, marks, 2)
+	for _, key := range marks {
+		msg, err := stream.GetLastMsgForSubject(t.Context(), "$KV."+s.Fleet.Bucket()+"."+key)
+		require.NoError(t, err)
+		require.Equal(t, markTime.String(), msg.Header.Get(jetstream.MsgTTLHeader), "it goes by itself")
+	}
+	// Once the mark has gone, a VM with the ID can be claimed again, although the manager knows of the mark.
+	require.NoError(t, stream.Purge(t.Context(), jetstream.WithPurgeSubject("$KV."+s.Fleet.Bucket()+"."+claimKey(gone))))
+	require.NoError(t, a.vms.Update(all))
+	a.awaitHeld(2)
 }
 
 // The term of a manager ends before another one may take its tasks over, and another begins with its next lease.

@@ -23,7 +23,7 @@ func (s *Store) nameCache(ctx context.Context, name string, is *pb.Archive, opti
 		return err
 	}
 	options = append(options, jetstream.WithMsgTTL(s.cfg.Keep))
-	if _, err := s.write(ctx, s.Pipelines, cacheKey+name, text, options...); err != nil {
+	if _, err := s.Write(ctx, s.Pipelines, cacheKey+name, text, options...); err != nil {
 		return fmt.Errorf("keep the name of a cache: %w", err)
 	}
 	return nil

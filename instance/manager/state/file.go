@@ -80,7 +80,7 @@ func (s *Store) replaceFile(ctx context.Context, before, f *File) error {
 	if pipelineAt(before.key) == "" {
 		options = append(options, jetstream.WithMsgTTL(s.cfg.Keep))
 	}
-	_, err := s.write(ctx, s.Pipelines, before.key, s.key.Seal(before.key, natscall.Encode(f)), options...)
+	_, err := s.Write(ctx, s.Pipelines, before.key, s.key.Seal(before.key, natscall.Encode(f)), options...)
 	if natscall.Changed(err) {
 		return ErrTaken
 	}

@@ -237,7 +237,7 @@ func (s *Store) putGroup(ctx context.Context, key string, g *group) (err error) 
 	if g.revision == 0 {
 		_, err = s.Pipelines.Create(ctx, key, natscall.Encode(g))
 	} else {
-		_, err = s.write(
+		_, err = s.Write(
 			ctx, s.Pipelines, key, natscall.Encode(g), jetstream.WithExpectLastSequencePerSubject(g.revision))
 	}
 	if natscall.Changed(err) || errors.Is(err, jetstream.ErrKeyExists) {
@@ -267,7 +267,7 @@ func (s *Store) turn(ctx context.Context, member string) (Place, error) {
 }
 
 func (s *Store) putTurn(ctx context.Context, member string, p Place) error {
-	if _, err := s.write(ctx, s.Pipelines, turnKey+member, []byte(turns[p])); err != nil {
+	if _, err := s.Write(ctx, s.Pipelines, turnKey+member, []byte(turns[p])); err != nil {
 		return fmt.Errorf("keep the turn of %s: %w", member, err)
 	}
 	return nil

@@ -193,7 +193,7 @@ func (s *Store) PutPipeline(ctx context.Context, p *Pipeline) error {
 	if p.AtRest() {
 		options = append(options, jetstream.WithMsgTTL(s.cfg.Keep))
 	}
-	revision, err := s.write(ctx, s.Pipelines, recordKey+p.ID, natscall.Encode(p), options...)
+	revision, err := s.Write(ctx, s.Pipelines, recordKey+p.ID, natscall.Encode(p), options...)
 	if natscall.Changed(err) {
 		return ErrTaken
 	}
@@ -285,7 +285,7 @@ func (s *Store) PutJobs(ctx context.Context, id string, jobs *pb.Pipeline) error
 	if err != nil {
 		return err
 	}
-	if _, err := s.write(ctx, s.Pipelines, jobsKey+id, text); err != nil {
+	if _, err := s.Write(ctx, s.Pipelines, jobsKey+id, text); err != nil {
 		return fmt.Errorf("keep the jobs of the pipeline %s: %w", id, err)
 	}
 	return nil

@@ -100,7 +100,7 @@ func (s *Store) KeepOutputs(ctx context.Context, build string, outputs *stepmuxv
 	if err != nil {
 		return err
 	}
-	if _, err := s.write(ctx, s.Pipelines, outputsKey+build, s.key.Seal(outputsKey+build, text)); err != nil {
+	if _, err := s.Write(ctx, s.Pipelines, outputsKey+build, s.key.Seal(outputsKey+build, text)); err != nil {
 		return fmt.Errorf("keep the outputs of the build %s: %w", build, err)
 	}
 	return nil

@@ -136,7 +136,7 @@ func (s *Store) Put(ctx context.Context, r *Record) error {
 	if r.Phase == PhaseEnded && r.Pipeline == "" { // the others are kept as long as their pipeline
 		options = append(options, jetstream.WithMsgTTL(s.cfg.Keep))
 	}
-	revision, err := s.write(ctx, s.Builds, r.ID, natscall.Encode(r), options...)
+	revision, err := s.Write(ctx, s.Builds, r.ID, natscall.Encode(r), options...)
 	if natscall.Changed(err) {
 		return ErrTaken
 	}

@@ -103,7 +103,7 @@ func TestEachWatchGetsTheLastValue(t *testing.T) {
 		for range writers {
 			writing.Go(func() {
 				for range writes {
-					_, err := s.write(t.Context(), s.Pipelines, key, []byte("x"))
+					_, err := s.Write(t.Context(), s.Pipelines, key, []byte("x"))
 					assert.NoError(t, err)
 				}
 			})
@@ -132,7 +132,7 @@ func TestAWatchLooksAfterAWriteThatHasFailed(t *testing.T) {
 		case 1:
 			_, err := s.Pipelines.Put(t.Context(), "a", []byte("by another way")) // nobody is told
 			require.NoError(t, err)
-			_, err = s.write(t.Context(), s.Pipelines, "a", []byte("x"), jetstream.WithExpectLastSequencePerSubject(99))
+			_, err = s.Write(t.Context(), s.Pipelines, "a", []byte("x"), jetstream.WithExpectLastSequencePerSubject(99))
 			require.Error(t, err)
 			s.watches.tell(s.Pipelines.Bucket(), keyValue{"a", []byte("late"), 1}) // of an older write
 		}

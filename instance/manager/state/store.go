@@ -157,7 +157,7 @@ func (s *Store) openStreams(ctx context.Context) (err error) {
 	if s.Builds, err = s.Bucket(ctx, buildsBucket, 0, s.marks()); err != nil { // for the age of builds that have ended
 		return fmt.Errorf("open the builds: %w", err)
 	}
-	if s.Fleet, err = s.Bucket(ctx, fleetBucket, 0, 0); err != nil {
+	if s.Fleet, err = s.Bucket(ctx, fleetBucket, 0, s.marks()); err != nil {
 		return fmt.Errorf("open the fleet's state: %w", err)
 	}
 	if err := s.openPipelines(ctx); err != nil {

@@ -25,7 +25,7 @@ func (s *Store) KeepTask(ctx context.Context, key, manager string, text []byte, 
 	if revision == 0 {
 		now, err = s.Pipelines.Create(ctx, key, kept)
 	} else {
-		now, err = s.write(ctx, s.Pipelines, key, kept, jetstream.WithExpectLastSequencePerSubject(revision))
+		now, err = s.Write(ctx, s.Pipelines, key, kept, jetstream.WithExpectLastSequencePerSubject(revision))
 	}
 	if natscall.Changed(err) || errors.Is(err, jetstream.ErrKeyExists) {
 		var entry jetstream.KeyValueEntry
@@ -97,7 +97,7 @@ func (s *Store) TakeTask(
 	if manager == "" {
 		return text, revision, nil
 	}
-	now, err = s.write(
+	now, err = s.Write(
 		ctx, s.Pipelines, key, s.key.Seal(key, owned(manager, text)), jetstream.WithExpectLastSequencePerSubject(revision))
 	if natscall.Changed(err) {
 		return nil, 0, nil

@@ -12,7 +12,7 @@ import (
 
 // KeepText keeps a text of a door under a key, sealed. When it returns nil, the text is on disk.
 func (s *Store) KeepText(ctx context.Context, key string, text []byte) error {
-	if _, err := s.write(ctx, s.Pipelines, textKey+key, s.key.Seal(textKey+key, text)); err != nil {
+	if _, err := s.Write(ctx, s.Pipelines, textKey+key, s.key.Seal(textKey+key, text)); err != nil {
 		return fmt.Errorf("keep %s: %w", key, err)
 	}
 	return nil

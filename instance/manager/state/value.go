@@ -7,11 +7,11 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// write stores the value of a key of a bucket, and returns its revision. All keys that are removed one day, or expire,
+// Write stores the value of a key of a bucket, and returns its revision. All keys that are removed one day, or expire,
 // are written by it: it removes the value before by a rollup, and the server keeps a note of that. It keeps none of the
 // values that it removes by the limit of messages of a key: such a value is there again once the last one has gone and
 // the server has read its files after a crash.
-func (s *Store) write(
+func (s *Store) Write(
 	ctx context.Context, bucket jetstream.KeyValue, key string, value []byte, options ...jetstream.PublishOpt,
 ) (uint64, error) {
 	return s.rollup(ctx, bucket, key, nats.Header{}, value, options)

@@ -23,7 +23,7 @@ func TestNothingThatHasGoneComesBackAfterAKill(t *testing.T) {
 	ctx := t.Context()
 	s := open(t)
 	// Files without a message that stays are removed, with all that is in them.
-	for _, bucket := range []jetstream.KeyValue{s.Builds, s.Pipelines} {
+	for _, bucket := range []jetstream.KeyValue{s.Builds, s.Fleet, s.Pipelines} {
 		_, err := bucket.Create(ctx, "stays", nil)
 		require.NoError(t, err)
 	}
@@ -71,12 +71,19 @@ func TestNothingThatHasGoneComesBackAfterAKill(t *testing.T) {
 		revision, err = s.KeepTask(ctx, "gitea.task.7", "b", []byte("text "+strconv.FormatUint(revision, 10)), revision)
 		require.NoError(t, err)
 	}
+	claimed := uint64(0)
+	for range 4 {
+		claimed, err = s.Write(ctx, s.Fleet, "vm.a", []byte("x"), jetstream.WithExpectLastSequencePerSubject(claimed))
+		require.NoError(t, err)
+	}
+	_, err = s.Purge(ctx, s.Fleet, "vm.a", jetstream.WithMsgTTL(recordMark))
+	require.NoError(t, err)
 	require.NoError(t, s.ForgetText(ctx, "gitea.task"))
 	require.NoError(t, s.ForgetText(ctx, "gitea.task.7"))
 
 	// What is still there ends with its time: the records of the build and of the pipeline, at last the marks.
 	expire := func() {
-		for _, bucket := range []jetstream.KeyValue{s.Builds, s.Pipelines} {
+		for _, bucket := range []jetstream.KeyValue{s.Builds, s.Fleet, s.Pipelines} {
 			stream, err := s.js.Stream(ctx, "KV_"+bucket.Bucket())
 			require.NoError(t, err)
 			watch, err := bucket.WatchAll(ctx)
@@ -109,9 +116,10 @@ func TestNothingThatHasGoneComesBackAfterAKill(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(after.Close)
 	for _, s := range []*Store{s, after} {
-		for _, bucket := range []jetstream.KeyValue{s.Builds, s.Pipelines} {
+		for _, bucket := range []jetstream.KeyValue{s.Builds, s.Fleet, s.Pipelines} {
 			keys, err := keysOf(ctx, bucket)
 			require.NoError(t, err)
+			delete(keys, "key") // of Fleet
 			require.Contains(t, keys, "stays")
 			require.Len(t, keys, 1)
 		}
