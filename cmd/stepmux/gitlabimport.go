@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 
 	"github.com/spf13/cobra"
@@ -37,8 +38,8 @@ Exit codes:
 			"  stepmux manager --config /etc/stepmux/manager.yml --check",
 		Args: cobra.ExactArgs(1),
 	}
-	cmd.Flags().StringVar(&tokens, "tokens", "", "write the tokens into new files in this `DIR` (default: none is "+
-		"written; the printed file expects them in /etc/stepmux)")
+	cmd.Flags().StringVar(&tokens, "tokens", "", "write the tokens into new files in this `DIR`, which is made if it is missing "+
+		"(default: none is written; the printed file expects them in /etc/stepmux)")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		text, err := boundedfile.Read(args[0], runnerconfig.MaxFile)
 		if err != nil {
@@ -55,6 +56,9 @@ Exit codes:
 			return fmt.Errorf("%s: %w", args[0], err)
 		}
 		if tokens != "" {
+			if err := os.MkdirAll(dir, 0o700); err != nil {
+				return systemError(err)
+			}
 			for _, name := range sortedkeys.Of(made.Tokens) {
 				err := privatefile.Create(name, []byte(made.Tokens[name]+"\n"))
 				if errors.Is(err, fs.ErrExist) {

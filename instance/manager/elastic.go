@@ -148,8 +148,9 @@ func (e *elasticGroups) stats() (all []control.VMGroup, notes map[string]vmNote)
 	for _, g := range e.all {
 		s := g.scaler.Status()
 		all = append(all, control.VMGroup{
-			Name: s.Name, Labels: g.cfg.Labels, Source: s.Source, Scales: s.Scales,
-			Ready: s.Ready, Making: s.Making, Leaving: s.Leaving,
+			Name: s.Name, Labels: g.cfg.Labels, Source: s.Source,
+			Scales: s.Scales || s.At.IsZero(), // before the first list it is not known
+			Ready:  s.Ready, Making: s.Making, Leaving: s.Leaving,
 			Other: s.Other, Max: s.Max, Wanted: s.Demand, Supply: s.Supply, Waiting: s.Waiting, Missing: s.Missing,
 			Error: s.Err, Failures: s.Failures,
 		})
