@@ -6,6 +6,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/place/docker"
+	"github.com/stepmux/stepmux/instance/healthcheck"
 )
 
 // placement is where a build is placed: an instance in one version of its configuration, with its VM and daemon.
@@ -29,6 +30,8 @@ type entry struct {
 	drained bool // by an operator
 
 	elsewhere bool // another group holds it; see Group.Share
+
+	reading *healthcheck.Reading // of the last examination; nil before
 
 	probe *slot // the build that tests whether a suspect instance works again; may be nil
 }
@@ -88,8 +91,5 @@ func (e *entry) reservations() (n int) {
 	return n
 }
 
-// suspect reports whether the instance's last dial failed, or its last connection died.
-func (e *entry) suspect() bool { return e.host.health.suspect != nil }
-
-// recovered records that the instance was reached.
-func (e *entry) recovered() { *e.host.health, e.probe = health{}, nil }
+// suspect reports whether the instance's last dial failed, or its last connection died, or it lacks what builds need.
+func (e *entry) suspect() bool { return e.host.health.reason() != nil }

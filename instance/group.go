@@ -14,6 +14,7 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/place/docker"
 	"github.com/stepmux/stepmux/connector/place/kubernetes"
+	"github.com/stepmux/stepmux/instance/healthcheck"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
@@ -48,6 +49,8 @@ type Instance struct {
 	// Options say how it runs builds. Linger is for builds whose own Linger is nil. Limits of a build's Place take
 	// precedence.
 	vmconfig.Options
+	// Health is what it needs to take builds; see Provider.Examine. If zero, it always takes them.
+	Health healthcheck.Limits
 	// OS is its operating system, as Go names it (GOOS). If empty, linux. The VM's end needs Linux: on another system
 	// nothing can run, and native steps are not among the features.
 	OS string
@@ -85,8 +88,9 @@ type Group struct {
 	drained     map[string]bool // the IDs of drained instances, even if they have left the set
 	shared      bool            // other groups share its instances; see Share
 
-	changed []retirement                 // hosts that are now reached in another way; unlock passes them to retire
-	retire  func(id string, cause error) // closes a connection that has no builds; nil without a Provider
+	changed    []retirement                 // hosts that are now reached in another way; unlock passes them to retire
+	retire     func(id string, cause error) // closes a connection that has no builds; nil without a Provider
+	tellHealth func(id string, why error)   // see OnHealth; may be nil
 }
 
 // NewGroup checks the instances and makes a group of them.
@@ -245,6 +249,14 @@ func (g *Group) provide(retire func(id string, cause error), connectWait time.Du
 	g.retire, g.connectWait = retire, connectWait
 }
 
+// OnHealth sets what is called when an instance or jump host becomes suspect or quarantined, with the reason, and with
+// nil when it is that no more. The call must return at once, and must not call the Group. Nil: nothing is called.
+func (g *Group) OnHealth(tell func(id string, why error)) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.tellHealth = tell
+}
+
 // Instances returns the current set.
 func (g *Group) Instances() []Instance {
 	g.mu.Lock()
@@ -366,7 +378,7 @@ func (g *Group) reached(s *slot) {
 		return
 	}
 	defer g.unlock()
-	s.entry.recovered()
+	g.recoveredLocked(s.entry)
 }
 
 // started records that a build was started on a slot's instance. With an err it records that the instance cannot start
@@ -381,10 +393,11 @@ func (g *Group) started(s *slot, err error) {
 	}
 	defer g.unlock()
 	if err == nil {
-		s.entry.recovered()
+		g.recoveredLocked(s.entry)
 		return
 	}
 	h.quarantine(err, time.Now())
+	g.illLocked(s.entry.placement.ID, h)
 }
 
 // worked records that an instance has run a job, or its first steps, without a failure of the instance.
@@ -397,7 +410,7 @@ func (g *Group) worked(s *slot) {
 	}
 	defer g.unlock()
 	if h.faults = 0; h.unproven {
-		s.entry.recovered()
+		g.recoveredLocked(s.entry)
 	}
 }
 
@@ -410,6 +423,7 @@ func (g *Group) failed(s *slot, err error, moves bool) {
 	if h.faults++; moves || h.faults >= maxFaults {
 		h.quarantine(err, time.Now())
 		h.unproven = true
+		g.illLocked(s.entry.placement.ID, h)
 	}
 }
 
@@ -424,8 +438,9 @@ func (g *Group) isProbe(s *slot) bool {
 // one build at a time, and only if no other instance has room.
 func (g *Group) lost(id string, cause error) {
 	g.mu.Lock()
-	if e := g.byID[id]; e != nil && !e.suspect() {
+	if e := g.byID[id]; e != nil && e.host.health.suspect == nil {
 		e.host.health.suspect = cause
+		g.illLocked(id, e.host.health)
 	}
 	g.unlock()
 }
@@ -440,7 +455,9 @@ func (g *Group) connected(id string, conn pool.Conn) {
 		h.health.last = nil
 	}
 	if h != nil && !h.health.unfit {
-		*h.health = health{faults: h.health.faults}
+		faults := h.health.faults
+		g.wellLocked(id, h.health)
+		h.health.faults = faults
 		if e := g.byID[id]; e != nil {
 			e.probe = nil
 		}

@@ -1,6 +1,7 @@
 package instance
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/stepmux/stepmux/instance/healthcheck"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -47,10 +49,66 @@ type health struct {
 	// well proves that the instance works again.
 	unproven bool
 	faults   int // jobs in a row that the instance failed
+
+	lacking error     // what builds need and the last examination did not find: it gets none
+	ill     time.Time // since when suspect or lacking is not nil
 }
 
 // quarantined reports whether the instance gets no builds for now.
-func (h *health) quarantined(now time.Time) bool { return h.suspect != nil && now.Before(h.retryAt) }
+func (h *health) quarantined(now time.Time) bool {
+	return h.lacking != nil || h.suspect != nil && now.Before(h.retryAt)
+}
+
+// reason returns why the instance is suspect or quarantined, or nil.
+func (h *health) reason() error { return cmp.Or(h.lacking, h.suspect) }
+
+// illLocked notes since when an instance is suspect or quarantined, and tells it once.
+func (g *Group) illLocked(id string, h *health) {
+	if h.ill.IsZero() {
+		h.ill = time.Now()
+		g.tellLocked(id, h.reason())
+	}
+}
+
+func (g *Group) tellLocked(id string, why error) {
+	if g.tellHealth != nil {
+		g.tellHealth(id, why)
+	}
+}
+
+// wellLocked forgets the failures of an instance, but not what it lacks.
+func (g *Group) wellLocked(id string, h *health) {
+	*h = health{lacking: h.lacking, ill: h.ill}
+	if h.lacking == nil && !h.ill.IsZero() {
+		h.ill = time.Time{}
+		g.tellLocked(id, nil)
+	}
+}
+
+// recoveredLocked records that an instance was reached, or has started a build.
+func (g *Group) recoveredLocked(e *entry) {
+	g.wellLocked(e.placement.ID, e.host.health)
+	e.probe = nil
+}
+
+// examined records the reading of an examination, nil if nothing could be measured, and why the instance gets no
+// builds.
+func (g *Group) examined(id string, reading *healthcheck.Reading, lacking error) {
+	g.mu.Lock()
+	defer g.unlock()
+	e := g.byID[id]
+	if e == nil {
+		return
+	}
+	e.reading = reading
+	h := e.host.health
+	if h.lacking = lacking; lacking != nil {
+		g.illLocked(id, h)
+	} else if h.suspect == nil && !h.ill.IsZero() {
+		h.ill = time.Time{}
+		g.tellLocked(id, nil)
+	}
+}
 
 // isAwaited reports whether builds may wait for the host because it does not answer; see Config.ConnectWait. Those that
 // came later wait longer.
@@ -114,6 +172,7 @@ func (g *Group) dialFailed(h *host, err *dialError) *dialError {
 	g.mu.Lock()
 	defer g.unlock()
 	h.health.suspect = err
+	g.illLocked(h.id, h.health)
 	return err
 }
 

@@ -280,7 +280,7 @@ func (g *Group) armLocked(now time.Time) {
 	var next time.Time
 	for _, e := range g.entries {
 		h := e.host.health
-		if e.takes() && h.quarantined(now) && (next.IsZero() || h.retryAt.Before(next)) {
+		if e.takes() && h.lacking == nil && h.quarantined(now) && (next.IsZero() || h.retryAt.Before(next)) {
 			next = h.retryAt
 		}
 	}

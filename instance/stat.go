@@ -9,6 +9,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/instance/healthcheck"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
 )
@@ -54,11 +55,13 @@ type VMStat struct {
 
 	Labels         map[string]string
 	State          State
-	Reason         string     // why it is Suspect or Quarantined
-	RetryAt        time.Time  // when its quarantine ends; zero otherwise
-	Used, Capacity int        // slots
-	Uses, MaxUses  int        // slots handed out in all, and their limit; 0: no limit
-	Builds         []struct { // the builds that have the slots, oldest first
+	Reason         string               // why it is Suspect or Quarantined
+	Ill            time.Time            // since when it is one of these, even if it is drained; zero otherwise
+	Health         *healthcheck.Reading // of the last examination; nil before
+	RetryAt        time.Time            // when its quarantine ends; zero otherwise
+	Used, Capacity int                  // slots
+	Uses, MaxUses  int                  // slots handed out in all, and their limit; 0: no limit
+	Builds         []struct {           // the builds that have the slots, oldest first
 		ID    string
 		Since time.Time // when it got the slot
 	}
@@ -144,8 +147,9 @@ func (e *entry) stat(now time.Time) VMStat {
 		s.RetryAt = e.host.health.retryAt
 	}
 	if s.State == Quarantined || s.State == Suspect {
-		s.Reason = reasonText(e.host.health.suspect)
+		s.Reason = reasonText(e.host.health.reason())
 	}
+	s.Ill, s.Health = e.host.health.ill, e.reading
 	s.Builds = slices.Grow(s.Builds, len(slots))[:len(slots)]
 	for i, slot := range slots {
 		s.Builds[i].ID, s.Builds[i].Since = slot.build, slot.since

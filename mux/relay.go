@@ -83,6 +83,16 @@ func (c *Conn) relayStarts() []*flight.Flight[*relay.Relay] {
 	return slices.Collect(maps.Values(c.relays))
 }
 
+// Relayed returns a relay of the connection that runs, or nil.
+func (c *Conn) Relayed() *relay.Relay {
+	for _, start := range c.relayStarts() {
+		if r, ok := start.Kept(); ok {
+			return r
+		}
+	}
+	return nil
+}
+
 // relayed returns how many processes and sockets are open by way of relays.
 func (c *Conn) relayed() int {
 	n := 0

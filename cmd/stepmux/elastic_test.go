@@ -174,4 +174,11 @@ elastic:
 	out, err := exec.Command(runnertest.Manager(t), "fleet", "explain", "--manager", socket).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	require.Contains(t, string(out), "group small: 0 ready of at most")
+	out, err = exec.Command(runnertest.Manager(t), "events", "--manager", socket, "--since", "1h", "vm-1").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Regexp(t, "(?s)^[-0-9]+ [:0-9]+  ready    vm-1  group small: it was reached .*"+
+		"  delete   vm-1 .*  gone     vm-1 ", string(out))
+	out, err = exec.Command(runnertest.Manager(t), "events", "--manager", socket, "--output", "json", "small").Output()
+	require.NoError(t, err)
+	require.Regexp(t, `^{"at":"[^"]+","kind":"create","group":"small","note":"[0-9]+ VMs, request `, string(out))
 }

@@ -13,7 +13,8 @@ import (
 // newVMCommands returns the commands that look after VMs.
 func newVMCommands() []*cobra.Command {
 	return []*cobra.Command{
-		newPsCommand(), newFleetCommand(), newDrainCommand(), newUndrainCommand(), newDoctorCommand(), newCacheCommand(),
+		newPsCommand(), newEventsCommand(), newFleetCommand(), newDrainCommand(), newUndrainCommand(),
+		newDoctorCommand(), newCacheCommand(),
 	}
 }
 

@@ -38,8 +38,8 @@ Exit codes:
 			"  stepmux manager --config /etc/stepmux/manager.yml --check",
 		Args: cobra.ExactArgs(1),
 	}
-	cmd.Flags().StringVar(&tokens, "tokens", "", "write the tokens into new files in this `DIR`, which is made if it is missing "+
-		"(default: none is written; the printed file expects them in /etc/stepmux)")
+	cmd.Flags().StringVar(&tokens, "tokens", "", "write the tokens into new files in this `DIR`, which is made if it is "+
+		"missing (default: none is written; the printed file expects them in /etc/stepmux)")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		text, err := boundedfile.Read(args[0], runnerconfig.MaxFile)
 		if err != nil {

@@ -123,6 +123,8 @@ type Backlog struct {
 	Servers []JobServer
 	// Groups are those of the Status.
 	Groups []VMGroup
+	// Events counts what happened to VMs, by kind.
+	Events map[string]uint64
 }
 
 // Wait is why builds wait.

@@ -10,6 +10,7 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/healthcheck"
 	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
@@ -75,19 +76,23 @@ type JumpHost struct {
 
 // VM is one instance.
 type VM struct {
-	ID                string            `json:"id"`
-	Addr              string            `json:"address"`
-	Labels            map[string]string `json:"labels,omitempty"`
-	State             string            `json:"state"`
-	Reason            string            `json:"reason,omitempty"`
-	RetryAt           *time.Time        `json:"retry_at,omitempty"`
-	Capacity          int               `json:"capacity"`
-	Uses              int               `json:"uses"`
-	MaxUses           int               `json:"max_uses,omitempty"`
-	Conn              Connection        `json:"connection"`
-	Route             Route             `json:"route"`
-	program.Isolation                   // of the last build that reported it
-	Builds            []Build           `json:"builds"`
+	ID      string            `json:"id"`
+	Addr    string            `json:"address"`
+	Labels  map[string]string `json:"labels,omitempty"`
+	State   string            `json:"state"`
+	Reason  string            `json:"reason,omitempty"`
+	RetryAt *time.Time        `json:"retry_at,omitempty"`
+	// Ill is since when its builds fail, or it does not answer or lacks what builds need, and Health what the last
+	// examination has measured.
+	Ill               *time.Time           `json:"ill_since,omitempty"`
+	Health            *healthcheck.Reading `json:"health,omitempty"`
+	Capacity          int                  `json:"capacity"`
+	Uses              int                  `json:"uses"`
+	MaxUses           int                  `json:"max_uses,omitempty"`
+	Conn              Connection           `json:"connection"`
+	Route             Route                `json:"route"`
+	program.Isolation                      // of the last build that reported it
+	Builds            []Build              `json:"builds"`
 	// Group is the group whose VMs come and go that it belongs to, and Note says why it is there or leaves.
 	Group string `json:"group,omitempty"`
 	Note  string `json:"note,omitempty"`
@@ -170,6 +175,7 @@ func vmOf(in instance.VMStat) VM {
 		ID: in.ID, Addr: in.Addr, Labels: in.Labels,
 		State: string(in.State), Reason: in.Reason, RetryAt: optional(in.RetryAt),
 		Capacity: in.Capacity, Uses: in.Uses, MaxUses: in.MaxUses,
+		Ill: optional(in.Ill), Health: in.Health,
 		Conn:      connOf(in.Connections, in.ConnState, in.Conn),
 		Route:     in.Route,
 		Isolation: in.Isolation,

@@ -7,6 +7,8 @@ import (
 )
 
 const (
+	// DefaultUnhealthyTime is how long a VM may be ill.
+	DefaultUnhealthyTime = 10 * time.Minute
 	// DefaultIdleTime is how long a VM that is not needed is kept.
 	DefaultIdleTime = 5 * time.Minute
 	// MaxVMs bounds the VMs of a group.
@@ -32,6 +34,8 @@ type Config struct {
 	MaxUses int
 	// MaxAge is the age at which a VM is replaced. If zero, any age. The new VM is made first if MaxInstances allows.
 	MaxAge time.Duration
+	// UnhealthyTime is how long a VM may be ill before it is deleted, unless it is in use. If zero, DefaultUnhealthyTime.
+	UnhealthyTime time.Duration
 	// Rate bounds how many VMs are made in a second, on average. If zero, there is no bound. Burst is how many are made
 	// at once. If zero, 1.
 	Rate  float64
@@ -83,6 +87,9 @@ func New(cfg Config) (*Policy, error) {
 	if cfg.Burst == 0 {
 		cfg.Burst = 1
 	}
+	if cfg.UnhealthyTime == 0 {
+		cfg.UnhealthyTime = DefaultUnhealthyTime
+	}
 	switch {
 	case cfg.MaxInstances < 1 || cfg.MaxInstances > MaxVMs:
 		return nil, fmt.Errorf("max-instances %d: use 1 to %d", cfg.MaxInstances, MaxVMs)
@@ -92,6 +99,9 @@ func New(cfg Config) (*Policy, error) {
 		return nil, fmt.Errorf("max-uses %d: use at least 1, or leave it out for any number", cfg.MaxUses)
 	case cfg.MaxAge != 0 && cfg.MaxAge < minAge:
 		return nil, fmt.Errorf("max-age %v: use at least %v, and far more than it takes to make a VM", cfg.MaxAge, minAge)
+	case cfg.UnhealthyTime < time.Second:
+		return nil, fmt.Errorf("unhealthy-time %v: use at least 1s, and more than a VM is out of reach now and then",
+			cfg.UnhealthyTime)
 	case !(cfg.Rate >= 0 && cfg.Rate <= MaxVMs):
 		return nil, fmt.Errorf("throttle: rate %v: use 0 to %d VMs a second", cfg.Rate, MaxVMs)
 	case cfg.Burst < 1 || cfg.Burst > MaxVMs:

@@ -46,6 +46,7 @@ type decider struct {
 
 // sort finds out which VMs the policy chooses from. Those that are of no use any more leave.
 func (d *decider) sort() {
+	ill := d.replaced()
 	for i := range d.state.VMs {
 		vm := &d.state.VMs[i]
 		d.total++
@@ -62,6 +63,8 @@ func (d *decider) sort() {
 		case vm.Phase == Creating:
 			d.making += d.capacity(vm)
 			d.note(vm, "is being made")
+		case vm == ill:
+			d.leave(vm, fmt.Sprintf("has been ill for %v", d.now.Sub(vm.Ill).Round(time.Second)), 0)
 		case vm.Closed:
 			d.note(vm, "takes no builds")
 		case d.policy.cfg.MaxUses > 0 && vm.Uses >= d.policy.cfg.MaxUses && !vm.Protected:
@@ -74,6 +77,26 @@ func (d *decider) sort() {
 		}
 	}
 	slices.SortFunc(d.choice, d.compare)
+}
+
+// replaced returns the VM that has been ill for the longest time, if that is too long and it is not in use; else nil.
+// One leaves at a time: if all are ill, the reason may be another.
+func (d *decider) replaced() (worst *VM) {
+	for i := range d.state.VMs {
+		vm := &d.state.VMs[i]
+		switch {
+		case vm.Phase == Deleting:
+			return nil
+		case vm.Phase != Running || vm.Ill.IsZero() || vm.Used > 0 || vm.Held || vm.Protected:
+			continue
+		}
+		if until := vm.Ill.Add(d.policy.cfg.UnhealthyTime); d.now.Before(until) {
+			d.wake(until)
+		} else if worst == nil || vm.Ill.Before(worst.Ill) {
+			worst = vm
+		}
+	}
+	return worst
 }
 
 // compare orders the VMs that the policy chooses from, the one that leaves first at the beginning. A VM that is drained

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/healthcheck"
 	"github.com/stepmux/stepmux/internal/lazyregexp"
 	"github.com/stepmux/stepmux/mux/login"
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
@@ -23,7 +24,7 @@ import (
 var entryKeys = func() []string {
 	keys := []string{
 		"id", "address",
-		"user", "key", "capacity", "max_uses", "labels", "host_keys", "via", "runner",
+		"user", "key", "capacity", "max_uses", "labels", "host_keys", "via", "runner", "health",
 	}
 	for _, f := range new(entry).flags() {
 		keys = append(keys, f.Key())
@@ -50,6 +51,7 @@ type entry struct {
 	via      string // empty for a direct connection
 	viaSaid  bool
 	runner   []string
+	health   healthcheck.Limits
 	vmconfig.Options
 }
 
@@ -98,6 +100,8 @@ func (r *reader) field(e *entry, key string, n *yaml.Node) {
 		e.via, e.viaSaid = r.via(n), true
 	case "runner":
 		e.runner = r.runner(n)
+	case "health":
+		e.health = r.health(n, e.health)
 	default:
 		for _, f := range e.flags() {
 			if f.Key() != key {

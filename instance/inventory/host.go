@@ -53,7 +53,7 @@ func (r *reader) instance(e entry, ids map[string]entry) instance.Instance {
 	}
 	in := instance.Instance{
 		ID: e.id, Capacity: e.capacity, MaxUses: e.maxUses, Labels: e.labels, Runner: e.runner,
-		Options: e.Options,
+		Options: e.Options, Health: e.health,
 	}
 	resolver, err := r.resolver()
 	if err == nil {

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/healthcheck"
 	"github.com/stepmux/stepmux/instance/inventory"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
 	"github.com/stepmux/stepmux/mux"
@@ -114,6 +115,7 @@ defaults:
   temp_dir: /var/tmp
   linger: 2m
   runner: /opt/stepmux --x
+  health: {free_space: 2GiB, load: 4, clock_skew: 30s, free_memory: 512m}
 instances:
   - {id: bastion, address: b.example.com}
   - id: 2
@@ -127,6 +129,7 @@ instances:
     runner: [a, b c]
     temp_dir: /x
     linger: 0
+    health: {free_space: 0, free_inodes: 9, load: 0.5}
   - {id: v6, address: "2001:db8::2", via: me@jump:22}
   - {id: named, address: x, via: jump}
   - {id: same, address: y, via: other@jump}
@@ -138,6 +141,12 @@ instances:
 	require.Equal(t, "bastion", first.ID)
 	require.Equal(t, 2*time.Minute, first.Linger)
 	require.Zero(t, second.Linger)
+	of := healthcheck.Limits{
+		FreeSpace: 2 << 30, FreeInodes: 256, FreeMemory: 512 << 20, Load: 4, ClockSkew: 30 * time.Second,
+	}
+	require.Equal(t, of, first.Health)
+	of.FreeSpace, of.FreeInodes, of.Load = 0, 9, 0.5
+	require.Equal(t, of, second.Health)
 	require.Equal(t, "b.example.com:22", first.Addr)
 	require.Equal(t, "ci", first.SSH.User)
 	require.Equal(t, "key "+filepath.Join(dir, "id"), first.SSH.Auth[0].String())
@@ -258,7 +267,34 @@ func TestParseSaysWhatIsWrongAndWhere(t *testing.T) {
 			"instances: [{id: a, address: 'x:0'}]",
 			"fleet.yml:1:30: the address \"x:0\": the port is not a number from 1 to 65535",
 		},
-		"no host": {"instances: [{id: a, address: ':22'}]", "fleet.yml:1:30: the address"},
+		"no host":     {"instances: [{id: a, address: ':22'}]", "fleet.yml:1:30: the address"},
+		"free space": {
+			"instances: [{id: a, address: x, health: {free_space: -1}}]",
+			`fleet.yml:1:54: free_space "-1" cannot be used: write a size such as 2GiB, or 0 for no limit`,
+		},
+		"free inodes": {
+			"instances: [{id: a, address: x, health: {free_inodes: 1e3}}]",
+			`fleet.yml:1:55: free_inodes "1e3" cannot be used: write a number of files such as 10000, or 0 for no limit`,
+		},
+		"free memory": {
+			"instances: [{id: a, address: x, health: {free_memory: much}}]",
+			`fleet.yml:1:55: free_memory "much" cannot be used: write a size such as 512MiB, or 0 for no limit`,
+		},
+		"load": {
+			"instances: [{id: a, address: x, health: {load: .nan}}]",
+			`fleet.yml:1:48: load ".nan" cannot be used: write a number such as 4, for each processor, or 0 for no limit`,
+		},
+		"endless load": {
+			"instances: [{id: a, address: x, health: {load: Inf}}]", `fleet.yml:1:48: load "Inf" cannot be used`,
+		},
+		"clock skew": {
+			"instances: [{id: a, address: x, health: {clock_skew: 5}}]",
+			`fleet.yml:1:54: clock_skew "5" cannot be used: write a duration such as 30s, or 0 for no limit`,
+		},
+		"no health": {
+			"instances: [{id: a, address: x, health: {space: 5}}]",
+			`fleet.yml:1:42: unknown key "space"; health has free_space, free_inodes, free_memory, load, clock_skew`,
+		},
 		"capacity 0": {"instances: [{id: a, address: x, capacity: 0}]", "fleet.yml:1:43: capacity 0: an instance " +
 			"takes at least one build at once; for none use stepmux drain, or remove it"},
 		"capacity -1": {"instances: [{id: a, address: x, capacity: -1}]", "fleet.yml:1:43: capacity -1: "},

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/healthcheck"
 	"github.com/stepmux/stepmux/internal/yamltree"
 )
 
@@ -75,7 +76,10 @@ func (d Defaults) open(ctx context.Context, fallback Fallback) (*reader, error) 
 	if d.at == nil {
 		r.Text = &yamltree.Text{}
 	}
-	r.defaults = entry{capacity: max(fallback.Capacity, 1), runner: fallback.Runner, Options: fallback.Options}
+	r.defaults = entry{
+		capacity: max(fallback.Capacity, 1), runner: fallback.Runner, Options: fallback.Options,
+		health: healthcheck.Default,
+	}
 	if d.at != nil {
 		r.defaults = r.entry(d.at, "defaults", defaultKeys, r.defaults)
 	}

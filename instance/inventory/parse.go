@@ -8,6 +8,7 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/healthcheck"
 	"github.com/stepmux/stepmux/internal/yamltree"
 	"github.com/stepmux/stepmux/remote/api/vmconfig"
 )
@@ -48,6 +49,7 @@ func Parse(ctx context.Context, name, dir string, text []byte, fallback Fallback
 	items := r.mapping(root, "an inventory", []string{"defaults", "instances"})
 	r.defaults = entry{
 		capacity: max(fallback.Capacity, 1), runner: fallback.Runner, Options: fallback.Options,
+		health: healthcheck.Default,
 	}
 	if n, given := items["defaults"]; given {
 		r.defaults = r.entry(n, "defaults:", entryKeys[2:], r.defaults)

@@ -52,6 +52,7 @@ func (m *Manager) makeBacklog(ctx context.Context) (b control.Backlog, err error
 		return b, err
 	}
 	b.Waiting, b.Servers, b.Groups = map[control.Wait]int{}, s.Servers, s.Groups
+	b.Events = m.events.counts()
 	known := map[string]bool{}
 	for i, build := range list.GetBuilds() {
 		if i == 0 {

@@ -48,6 +48,8 @@ type Config struct {
 	// VMGroups are groups of VMs that come and go, beside the instances of Group. Their names are unique. In a cluster all
 	// managers have the same.
 	VMGroups []VMGroup
+	// HealthPeriod is how often each VM is examined; see instance.Provider.Examine. If zero, a minute.
+	HealthPeriod time.Duration
 	// Linger is how long a build continues without a manager, at most 24h. If zero, DefaultLinger.
 	Linger time.Duration
 	// Place returns where the job of a build runs: in a container, in a pod (if the group is a cluster), or, if it returns
@@ -84,6 +86,8 @@ func (cfg *Config) check() error {
 	switch {
 	case cfg.Dir == "" || cfg.Provider == nil || cfg.Group == nil:
 		return errors.New("manager: Config.Dir, Provider or Group is missing")
+	case cfg.HealthPeriod < 0:
+		return fmt.Errorf("manager: VMs cannot be examined each %v", cfg.HealthPeriod)
 	case cfg.Linger < 0 || cfg.Linger > instance.MaxLinger:
 		return fmt.Errorf("manager: linger %v: use at most %v", cfg.Linger, instance.MaxLinger)
 	case cfg.Keep != 0 && cfg.Keep < time.Second:
@@ -96,7 +100,7 @@ func (cfg *Config) check() error {
 		return fmt.Errorf("manager: %d bytes of logs, %d of files", cfg.LogBytes, cfg.FileBytes)
 	}
 	cfg.KeyFile = cmp.Or(cfg.KeyFile, filepath.Join(cfg.Dir, "key"))
-	cfg.Lease = cmp.Or(cfg.Lease, DefaultLease)
+	cfg.Lease, cfg.HealthPeriod = cmp.Or(cfg.Lease, DefaultLease), cmp.Or(cfg.HealthPeriod, time.Minute)
 	cfg.Linger, cfg.Keep = cmp.Or(cfg.Linger, DefaultLinger), cmp.Or(cfg.Keep, DefaultKeep)
 	cfg.LogBytes, cfg.FileBytes = cmp.Or(cfg.LogBytes, DefaultLogBytes), cmp.Or(cfg.FileBytes, DefaultFileBytes)
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))

@@ -259,10 +259,15 @@ func (g *elasticGroup) Look(ctx context.Context) (scaler.Look, error) {
 			continue
 		}
 		drained, ready := vm.State == string(instance.Draining), vm.Conn.Made > 0
-		look.VMs[id] = scaler.Usage{
+		byOperator := drained && ready && !g.holdsBackLocked(id)
+		u := scaler.Usage{
 			Used: len(vm.Builds), Uses: vm.Uses, Ready: ready, Alive: vm.Conn.State == "up", Drained: drained,
-			Closed: vm.State == string(instance.Quarantined) || drained && ready && !g.holdsBackLocked(id),
+			Closed: vm.State == string(instance.Quarantined) || byOperator,
 		}
+		if vm.Ill != nil && !byOperator {
+			u.Ill = *vm.Ill
+		}
+		look.VMs[id] = u
 	}
 	for _, labels := range all.waiting {
 		if instance.HasLabels(g.cfg.Labels, labels) {
@@ -350,4 +355,5 @@ func (g *elasticGroup) ForgetVM(ctx context.Context, id string) error {
 // Note implements scaler.Host.
 func (g *elasticGroup) Note(action, id, why string) {
 	g.m.cfg.Logger.Info("group of VMs", "group", g.cfg.Name, "action", action, "instance", id, "why", why)
+	g.m.tell(state.Event{Kind: action, Instance: id, Group: g.cfg.Name, Note: why})
 }

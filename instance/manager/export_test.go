@@ -47,6 +47,9 @@ func (m *Manager) stream(t *testing.T, name string) jetstream.Stream {
 	return stream
 }
 
+// Tell says that something happened to a VM.
+func (m *Manager) Tell(kind, id, note string) { m.tell(state.Event{Kind: kind, Instance: id, Note: note}) }
+
 // Readers returns how many readers of logs the store knows.
 func (m *Manager) Readers(t *testing.T) int {
 	t.Helper()

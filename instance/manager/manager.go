@@ -41,6 +41,7 @@ type Manager struct {
 
 	backlog backlog
 	groups  elasticGroups
+	events  events
 	leases  leases
 	fleet   fleet
 	begins  sync.Mutex // held while it is found out whether a build is to be begun; guards the following
@@ -73,6 +74,7 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 	m := &Manager{
 		cfg: cfg, since: time.Now(), live: map[string]*build{}, drains: map[string]*drained{},
 		carried: map[string]*PipelineRun{},
+		events:  events{unkept: make(chan state.Event, maxUnkept), seen: map[string]uint64{}},
 	}
 	var err error
 	if m.store, err = state.Open(ctx, state.Config{
@@ -123,6 +125,8 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 	m.runGroups()
 	m.wg.Go(m.giveSigns)
 	m.wg.Go(m.sweepFiles)
+	m.wg.Go(m.examine)
+	m.wg.Go(m.keepEvents)
 	return m, nil
 }
 

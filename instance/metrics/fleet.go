@@ -47,6 +47,7 @@ var (
 	groupVMs = desc("group_vms", "VMs of a group that come and go, by state: ready, making, leaving or other.", "group",
 		"state")
 	groupWanted = desc("group_slots_wanted", "Slots that the policy of a group wants.", "group")
+	vmEvents    = desc("instance_events_total", "What happened to VMs, by kind, as stepmux events tells it.", "kind")
 	groupFails  = desc("group_source_errors_total", "Failed operations of the source of a group's VMs.", "group")
 
 	state     = desc("instance_state", "1 for the state of an instance.", "instance", "state")
@@ -71,7 +72,8 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 func (f fleet) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		instances, connections, capacity, busy, free, running, waiting, queued, oldest, stateBytes, logBytes, logsRemoved,
-		serverReady, serverJobs, serverTaken, groupVMs, groupWanted, groupFails, state, isolation,
+		serverReady, serverJobs, serverTaken, groupVMs, groupWanted, groupFails, vmEvents,
+		state, isolation,
 		sessionsOpen, sessionsReserved, sessionsWaiting, sessionsLimit, channelsOpen,
 	} {
 		out <- d
@@ -163,6 +165,9 @@ func collectBacklog(out chan<- prometheus.Metric, ask backlogFunc) {
 		tell(serverReady, prometheus.GaugeValue, ready, s.Name)
 		tell(serverJobs, prometheus.GaugeValue, float64(s.Jobs), s.Name)
 		tell(serverTaken, prometheus.CounterValue, float64(s.Taken), s.Name)
+	}
+	for kind, n := range b.Events {
+		tell(vmEvents, prometheus.CounterValue, float64(n), kind)
 	}
 	for _, g := range b.Groups {
 		tell(groupFails, prometheus.CounterValue, float64(g.Failures), g.Name)

@@ -64,6 +64,7 @@ var allowed = map[string][]string{
 	},
 
 	"instance": {
+		"instance/healthcheck",
 		"remote/api/vmconfig",
 		"connector/**", "mux", "pool", "internal/wire", "internal/pause", "internal/flight", "internal/labels",
 		"internal/plural", "remote/api/stepmuxv1",
@@ -76,6 +77,7 @@ var allowed = map[string][]string{
 	},
 	"instance/elastic/source": {"instance/elastic", "instance/inventory", "internal/subprocess", "internal/termtext"},
 	"instance/inventory": {
+		"instance/healthcheck",
 		"remote/api/vmconfig",
 		"instance", "connector", "mux", "mux/login", "internal/yamltree", "internal/lazyregexp",
 	},
@@ -83,6 +85,7 @@ var allowed = map[string][]string{
 		"instance", "connector", "connector/place/**", "connector/program",
 	},
 	"instance/control": {
+		"instance/healthcheck",
 		"instance", "instance/manager/managerv1", "connector", "connector/program", "mux", "pool", "internal/filelock",
 		"internal/labels", "internal/plural", "internal/termtext",
 	},
@@ -117,6 +120,7 @@ var allowed = map[string][]string{
 	},
 	"instance/manager/gitlabdoor/runnerconfig": {"instance/manager/jobdoor", "internal/sortedkeys"},
 	"instance/manager/jobdoor": {
+		"internal/sortedkeys",
 		"instance/manager/managerv1", "internal/boundedfile", "internal/pause", "internal/termtext", "internal/yamltree",
 		"remote/step/lang", // for the marks of steps
 	},
@@ -139,6 +143,7 @@ var allowed = map[string][]string{
 	},
 	// The driver of GitLab Runner's custom executor. A runner starts it several times for each job: it stays small.
 	"instance/manager/customexecutor": {"instance/manager/managerv1", "internal/endsignal", "internal/pause"},
+	"instance/healthcheck":            {},
 	"instance/doctor": {
 		"internal/plural",
 		"remote/api/vmconfig",

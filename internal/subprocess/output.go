@@ -66,6 +66,7 @@ func Output(ctx context.Context, argv []string, limit Limit) ([]byte, error) {
 	case errors.Is(err, errTooMuch):
 		return nil, fmt.Errorf("run %s: %w: more than %d bytes", argv[0], err, limit.Bytes)
 	case errors.Is(err, exec.ErrWaitDelay):
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // what is left of its group
 		return nil, fmt.Errorf("run %s: it ended, but something it started holds its output open", argv[0])
 	case err != nil && said.buf.Len() > 0:
 		return nil, fmt.Errorf("run %s: %w; it said: %q", argv[0], err, strings.TrimSpace(said.buf.String()))

@@ -133,6 +133,17 @@ func TestBackgroundProcessDoesNotHoldUpOutput(t *testing.T) {
 	require.NoError(t, end.Close())
 }
 
+func TestBackgroundProcessOfTheGroupIsKilled(t *testing.T) {
+	id := filepath.Join(t.TempDir(), "id")
+	_, err := Output(t.Context(), sh("sleep 600 & echo $! >"+id), generous)
+	require.ErrorContains(t, err, "holds its output open")
+	text, err := os.ReadFile(id)
+	require.NoError(t, err)
+	sleeper, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return !sshtest.Runs(sleeper) }, 10*time.Second, time.Millisecond)
+}
+
 func TestLookFindsOutBeforeTheCommandIsNeeded(t *testing.T) {
 	require.NoError(t, Look(sh("exit 1")))
 	require.ErrorContains(t, Look([]string{"no-such-program"}), "no-such-program")

@@ -54,7 +54,8 @@ var nameForm = lazyregexp.New(`^[a-z0-9][a-z0-9-]{0,31}$`)
 var (
 	groupKeys = []string{
 		"name", "exec", "config", "pass-env", "user-data-file", "defaults", "period", "ready-timeout",
-		"max-instances", "capacity", "max-uses", "max-age", "throttle", "policies",
+		"max-instances", "capacity", "max-uses", "max-age", "unhealthy-time",
+		"throttle", "policies",
 	}
 	policyKeys = []string{
 		"periods", "timezone", "idle-count", "idle-time", "scale-factor", "scale-factor-limit", "preemptive",
@@ -111,6 +112,8 @@ func (r *reader) group(n *yaml.Node) (g Group) {
 			g.Policy.MaxUses = r.count(e)
 		case "max-age":
 			g.Policy.MaxAge = r.time(e)
+		case "unhealthy-time":
+			g.Policy.UnhealthyTime = r.time(e)
 		case "throttle":
 			r.throttle(e, &g.Policy)
 		case "policies":
@@ -247,13 +250,7 @@ func (r *reader) file(e yamltree.Entry) string {
 	if r.Err != nil {
 		return ""
 	}
-	file, err := os.Open(name)
-	if err != nil {
-		r.Failf(e.Value, "%s: %v", e.Key, err)
-		return ""
-	}
-	defer file.Close()
-	text, err := boundedfile.ReadAll(file, name, maxUserData)
+	text, err := boundedfile.ReadBy(os.OpenFile, name, maxUserData)
 	if err != nil {
 		r.Failf(e.Value, "%s: %v", e.Key, err)
 	}
@@ -331,6 +328,7 @@ func (g *Groups) Schema() map[string]any {
 		"name": text, "exec": map[string]any{"oneOf": []any{text, texts}}, "config": map[string]any{"type": "object"},
 		"pass-env": texts, "user-data-file": text, "defaults": map[string]any{"type": "object"}, "period": text,
 		"ready-timeout": text, "max-instances": number(1), "capacity": number(1), "max-uses": number(1), "max-age": text,
+		"unhealthy-time": text,
 		"throttle": object(map[string]any{"rate": positive, "burst": number(1)}),
 		"policies": map[string]any{"type": "array", "items": policy},
 	}, "name", "exec", "max-instances")

@@ -40,6 +40,7 @@ func TestAGroupHasAllThatItsKeysSay(t *testing.T) {
   capacity: 2
   max-uses: 9
   max-age: 8h
+  unhealthy-time: 20m
   throttle: {rate: 0.5, burst: 3}
   policies:
     - {idle-time: 10m}
@@ -54,7 +55,8 @@ func TestAGroupHasAllThatItsKeysSay(t *testing.T) {
 	require.NoError(t, err)
 	off := false
 	require.Equal(t, elastic.Config{
-		Capacity: 2, MaxInstances: 20, MaxUses: 9, MaxAge: 8 * time.Hour, Rate: 0.5, Burst: 3, Rules: []elastic.Rule{
+		Capacity: 2, MaxInstances: 20, MaxUses: 9, MaxAge: 8 * time.Hour, UnhealthyTime: 20 * time.Minute,
+		Rate: 0.5, Burst: 3, Rules: []elastic.Rule{
 			{IdleTime: 10 * time.Minute},
 			{
 				Periods: []string{"* 8-17 * * mon-fri"}, TimeZone: "Europe/Berlin", IdleCount: 4, ScaleFactor: 0.2,

@@ -47,6 +47,7 @@ func readServer(r *yamltree.Reader, n *yaml.Node) (server Config) {
 			server.Images = readTexts(r, e, server.Images)
 		case "environment":
 			server.Environment = readTexts(r, e, nil)
+			jobdoor.CheckEnvironment(r, e, server.Environment)
 		case "reach":
 			switch reach := r.String(e.Value, e.Key); {
 			case r.Err != nil:

@@ -39,6 +39,7 @@ func readServer(r *yamltree.Reader, n *yaml.Node) (server DoorConfig) {
 			server.Labels = readTexts(r, e)
 		case "environment":
 			server.Environment = readTexts(r, e)
+			jobdoor.CheckEnvironment(r, e, server.Environment)
 		case "ca":
 			server.Files.CA = r.String(e.Value, e.Key)
 		case "cert":

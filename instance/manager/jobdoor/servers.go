@@ -12,6 +12,7 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/stepmux/stepmux/internal/boundedfile"
+	"github.com/stepmux/stepmux/internal/sortedkeys"
 	"github.com/stepmux/stepmux/internal/yamltree"
 )
 
@@ -79,6 +80,18 @@ func ReadCount(r *yamltree.Reader, e yamltree.Entry) int {
 	return count
 }
 
+// CheckEnvironment fails if what a key has read cannot be variables of the environment: each job would fail.
+func CheckEnvironment(r *yamltree.Reader, e yamltree.Entry, variables map[string]string) {
+	for _, name := range sortedkeys.Of(variables) {
+		switch {
+		case name == "" || strings.ContainsAny(name, "= \t\r\n\x00"):
+			r.Failf(e.Value, "%s: %.40q cannot be the name of a variable: write letters, digits and _", e.Key, name)
+		case strings.Contains(variables[name], "\x00"):
+			r.Failf(e.Value, "%s: the value of %.40q has a NUL byte", e.Key, name)
+		}
+	}
+}
+
 // NameOf returns the name of a server by its URL.
 func NameOf(server string) string {
 	u, err := url.Parse(server)
@@ -99,12 +112,7 @@ const maxToken = 4 << 10
 
 // ReadToken reads a file with a token. An error about an empty file describes the token.
 func ReadToken(name, what string) (string, error) {
-	file, err := os.Open(name)
-	if err != nil {
-		return "", err
-	}
-	defer file.Close()
-	text, err := boundedfile.ReadAll(file, name, maxToken)
+	text, err := boundedfile.ReadBy(os.OpenFile, name, maxToken)
 	if err != nil {
 		return "", err
 	}

@@ -137,7 +137,7 @@ func (x Pipeline_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Pipeline_Phase.Descriptor instead.
 func (Pipeline_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{42, 0}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{44, 0}
 }
 
 // SubmitRequest asks for a build. The queue keeps it without its key.
@@ -1509,6 +1509,149 @@ func (x *AuditResponse) GetEntries() []*AuditResponse_Entry {
 	return nil
 }
 
+type EventsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// about selects the events of VMs and groups with these names. Empty: all.
+	About []string `protobuf:"bytes,1,rep,name=about,proto3" json:"about,omitempty"`
+	// since is the time of the oldest event, if it is set.
+	Since         *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"`
+	Follow        bool                   `protobuf:"varint,3,opt,name=follow,proto3" json:"follow,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EventsRequest) Reset() {
+	*x = EventsRequest{}
+	mi := &file_managerv1_manager_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EventsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EventsRequest) ProtoMessage() {}
+
+func (x *EventsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
+func (*EventsRequest) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *EventsRequest) GetAbout() []string {
+	if x != nil {
+		return x.About
+	}
+	return nil
+}
+
+func (x *EventsRequest) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *EventsRequest) GetFollow() bool {
+	if x != nil {
+		return x.Follow
+	}
+	return false
+}
+
+// Event is something that happened to a VM, or to a group of VMs that come and go.
+type Event struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	At    *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=at,proto3" json:"at,omitempty"`
+	// kind is ill or well, or, for a VM of a group, create, ready, drain, undrain, delete or gone, or failed.
+	Kind string `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
+	// instance is the ID of the VM or jump host. Empty for create and failed.
+	Instance string `protobuf:"bytes,3,opt,name=instance,proto3" json:"instance,omitempty"`
+	// group is empty for a VM that does not belong to one.
+	Group string `protobuf:"bytes,4,opt,name=group,proto3" json:"group,omitempty"`
+	// note says why.
+	Note          string `protobuf:"bytes,5,opt,name=note,proto3" json:"note,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Event) Reset() {
+	*x = Event{}
+	mi := &file_managerv1_manager_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Event) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Event) ProtoMessage() {}
+
+func (x *Event) ProtoReflect() protoreflect.Message {
+	mi := &file_managerv1_manager_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Event.ProtoReflect.Descriptor instead.
+func (*Event) Descriptor() ([]byte, []int) {
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *Event) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *Event) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Event) GetInstance() string {
+	if x != nil {
+		return x.Instance
+	}
+	return ""
+}
+
+func (x *Event) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *Event) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1517,7 +1660,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[18]
+	mi := &file_managerv1_manager_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1529,7 +1672,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[18]
+	mi := &file_managerv1_manager_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1542,7 +1685,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{18}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{20}
 }
 
 type StatusResponse struct {
@@ -1555,7 +1698,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[19]
+	mi := &file_managerv1_manager_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1567,7 +1710,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[19]
+	mi := &file_managerv1_manager_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1580,7 +1723,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{19}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *StatusResponse) GetJson() []byte {
@@ -1603,7 +1746,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[20]
+	mi := &file_managerv1_manager_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1615,7 +1758,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[20]
+	mi := &file_managerv1_manager_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1628,7 +1771,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{20}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DrainRequest) GetInstances() []string {
@@ -1660,7 +1803,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[21]
+	mi := &file_managerv1_manager_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1672,7 +1815,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[21]
+	mi := &file_managerv1_manager_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1685,7 +1828,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{21}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{23}
 }
 
 type UndrainRequest struct {
@@ -1697,7 +1840,7 @@ type UndrainRequest struct {
 
 func (x *UndrainRequest) Reset() {
 	*x = UndrainRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[22]
+	mi := &file_managerv1_manager_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1709,7 +1852,7 @@ func (x *UndrainRequest) String() string {
 func (*UndrainRequest) ProtoMessage() {}
 
 func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[22]
+	mi := &file_managerv1_manager_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1722,7 +1865,7 @@ func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainRequest.ProtoReflect.Descriptor instead.
 func (*UndrainRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{22}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *UndrainRequest) GetInstances() []string {
@@ -1740,7 +1883,7 @@ type UndrainResponse struct {
 
 func (x *UndrainResponse) Reset() {
 	*x = UndrainResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[23]
+	mi := &file_managerv1_manager_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1752,7 +1895,7 @@ func (x *UndrainResponse) String() string {
 func (*UndrainResponse) ProtoMessage() {}
 
 func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[23]
+	mi := &file_managerv1_manager_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1765,7 +1908,7 @@ func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainResponse.ProtoReflect.Descriptor instead.
 func (*UndrainResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{23}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{25}
 }
 
 type KeepProjectRequest struct {
@@ -1781,7 +1924,7 @@ type KeepProjectRequest struct {
 
 func (x *KeepProjectRequest) Reset() {
 	*x = KeepProjectRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[24]
+	mi := &file_managerv1_manager_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1793,7 +1936,7 @@ func (x *KeepProjectRequest) String() string {
 func (*KeepProjectRequest) ProtoMessage() {}
 
 func (x *KeepProjectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[24]
+	mi := &file_managerv1_manager_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1806,7 +1949,7 @@ func (x *KeepProjectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepProjectRequest.ProtoReflect.Descriptor instead.
 func (*KeepProjectRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{24}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *KeepProjectRequest) GetDigest() string {
@@ -1839,7 +1982,7 @@ type KeepProjectResponse struct {
 
 func (x *KeepProjectResponse) Reset() {
 	*x = KeepProjectResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[25]
+	mi := &file_managerv1_manager_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1851,7 +1994,7 @@ func (x *KeepProjectResponse) String() string {
 func (*KeepProjectResponse) ProtoMessage() {}
 
 func (x *KeepProjectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[25]
+	mi := &file_managerv1_manager_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1864,7 +2007,7 @@ func (x *KeepProjectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepProjectResponse.ProtoReflect.Descriptor instead.
 func (*KeepProjectResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{25}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *KeepProjectResponse) GetWanted() int64 {
@@ -1886,7 +2029,7 @@ type ArtifactsRequest struct {
 
 func (x *ArtifactsRequest) Reset() {
 	*x = ArtifactsRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[26]
+	mi := &file_managerv1_manager_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1898,7 +2041,7 @@ func (x *ArtifactsRequest) String() string {
 func (*ArtifactsRequest) ProtoMessage() {}
 
 func (x *ArtifactsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[26]
+	mi := &file_managerv1_manager_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1911,7 +2054,7 @@ func (x *ArtifactsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArtifactsRequest.ProtoReflect.Descriptor instead.
 func (*ArtifactsRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{26}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ArtifactsRequest) GetId() string {
@@ -1945,7 +2088,7 @@ type ArtifactsResponse struct {
 
 func (x *ArtifactsResponse) Reset() {
 	*x = ArtifactsResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[27]
+	mi := &file_managerv1_manager_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1957,7 +2100,7 @@ func (x *ArtifactsResponse) String() string {
 func (*ArtifactsResponse) ProtoMessage() {}
 
 func (x *ArtifactsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[27]
+	mi := &file_managerv1_manager_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1970,7 +2113,7 @@ func (x *ArtifactsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArtifactsResponse.ProtoReflect.Descriptor instead.
 func (*ArtifactsResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{27}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ArtifactsResponse) GetData() []byte {
@@ -1998,7 +2141,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[28]
+	mi := &file_managerv1_manager_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2010,7 +2153,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[28]
+	mi := &file_managerv1_manager_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2023,7 +2166,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{28}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ReserveRequest) GetLease() string {
@@ -2076,7 +2219,7 @@ type ReserveResponse struct {
 
 func (x *ReserveResponse) Reset() {
 	*x = ReserveResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[29]
+	mi := &file_managerv1_manager_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2088,7 +2231,7 @@ func (x *ReserveResponse) String() string {
 func (*ReserveResponse) ProtoMessage() {}
 
 func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[29]
+	mi := &file_managerv1_manager_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2101,7 +2244,7 @@ func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveResponse.ProtoReflect.Descriptor instead.
 func (*ReserveResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{29}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ReserveResponse) GetAhead() int64 {
@@ -2147,7 +2290,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[30]
+	mi := &file_managerv1_manager_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2159,7 +2302,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[30]
+	mi := &file_managerv1_manager_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2172,7 +2315,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{30}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ExecRequest) GetWhat() isExecRequest_What {
@@ -2262,7 +2405,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[31]
+	mi := &file_managerv1_manager_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2274,7 +2417,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[31]
+	mi := &file_managerv1_manager_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2287,7 +2430,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{31}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ExecResponse) GetWhat() isExecResponse_What {
@@ -2355,7 +2498,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[32]
+	mi := &file_managerv1_manager_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2367,7 +2510,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[32]
+	mi := &file_managerv1_manager_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2380,7 +2523,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{32}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ReleaseRequest) GetLease() string {
@@ -2400,7 +2543,7 @@ type ReleaseResponse struct {
 
 func (x *ReleaseResponse) Reset() {
 	*x = ReleaseResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[33]
+	mi := &file_managerv1_manager_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2412,7 +2555,7 @@ func (x *ReleaseResponse) String() string {
 func (*ReleaseResponse) ProtoMessage() {}
 
 func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[33]
+	mi := &file_managerv1_manager_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2425,7 +2568,7 @@ func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{33}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ReleaseResponse) GetLeft() []string {
@@ -2467,7 +2610,7 @@ type SubmitPipelineRequest struct {
 
 func (x *SubmitPipelineRequest) Reset() {
 	*x = SubmitPipelineRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[34]
+	mi := &file_managerv1_manager_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2479,7 +2622,7 @@ func (x *SubmitPipelineRequest) String() string {
 func (*SubmitPipelineRequest) ProtoMessage() {}
 
 func (x *SubmitPipelineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[34]
+	mi := &file_managerv1_manager_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2492,7 +2635,7 @@ func (x *SubmitPipelineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubmitPipelineRequest.ProtoReflect.Descriptor instead.
 func (*SubmitPipelineRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{34}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SubmitPipelineRequest) GetKey() string {
@@ -2621,7 +2764,7 @@ type PipelineSource struct {
 
 func (x *PipelineSource) Reset() {
 	*x = PipelineSource{}
-	mi := &file_managerv1_manager_proto_msgTypes[35]
+	mi := &file_managerv1_manager_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2633,7 +2776,7 @@ func (x *PipelineSource) String() string {
 func (*PipelineSource) ProtoMessage() {}
 
 func (x *PipelineSource) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[35]
+	mi := &file_managerv1_manager_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2646,7 +2789,7 @@ func (x *PipelineSource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PipelineSource.ProtoReflect.Descriptor instead.
 func (*PipelineSource) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{35}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PipelineSource) GetName() string {
@@ -2759,7 +2902,7 @@ type EndedJob struct {
 
 func (x *EndedJob) Reset() {
 	*x = EndedJob{}
-	mi := &file_managerv1_manager_proto_msgTypes[36]
+	mi := &file_managerv1_manager_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2771,7 +2914,7 @@ func (x *EndedJob) String() string {
 func (*EndedJob) ProtoMessage() {}
 
 func (x *EndedJob) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[36]
+	mi := &file_managerv1_manager_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2784,7 +2927,7 @@ func (x *EndedJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndedJob.ProtoReflect.Descriptor instead.
 func (*EndedJob) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{36}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *EndedJob) GetResult() string {
@@ -2811,7 +2954,7 @@ type NamedValue struct {
 
 func (x *NamedValue) Reset() {
 	*x = NamedValue{}
-	mi := &file_managerv1_manager_proto_msgTypes[37]
+	mi := &file_managerv1_manager_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2823,7 +2966,7 @@ func (x *NamedValue) String() string {
 func (*NamedValue) ProtoMessage() {}
 
 func (x *NamedValue) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[37]
+	mi := &file_managerv1_manager_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2836,7 +2979,7 @@ func (x *NamedValue) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamedValue.ProtoReflect.Descriptor instead.
 func (*NamedValue) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{37}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *NamedValue) GetName() string {
@@ -2865,7 +3008,7 @@ type SourceFile struct {
 
 func (x *SourceFile) Reset() {
 	*x = SourceFile{}
-	mi := &file_managerv1_manager_proto_msgTypes[38]
+	mi := &file_managerv1_manager_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2877,7 +3020,7 @@ func (x *SourceFile) String() string {
 func (*SourceFile) ProtoMessage() {}
 
 func (x *SourceFile) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[38]
+	mi := &file_managerv1_manager_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2890,7 +3033,7 @@ func (x *SourceFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceFile.ProtoReflect.Descriptor instead.
 func (*SourceFile) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{38}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *SourceFile) GetPath() string {
@@ -2928,7 +3071,7 @@ type Changes struct {
 
 func (x *Changes) Reset() {
 	*x = Changes{}
-	mi := &file_managerv1_manager_proto_msgTypes[39]
+	mi := &file_managerv1_manager_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2940,7 +3083,7 @@ func (x *Changes) String() string {
 func (*Changes) ProtoMessage() {}
 
 func (x *Changes) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[39]
+	mi := &file_managerv1_manager_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2953,7 +3096,7 @@ func (x *Changes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Changes.ProtoReflect.Descriptor instead.
 func (*Changes) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{39}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Changes) GetBase() string {
@@ -3000,7 +3143,7 @@ type PipelineChoice struct {
 
 func (x *PipelineChoice) Reset() {
 	*x = PipelineChoice{}
-	mi := &file_managerv1_manager_proto_msgTypes[40]
+	mi := &file_managerv1_manager_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3012,7 +3155,7 @@ func (x *PipelineChoice) String() string {
 func (*PipelineChoice) ProtoMessage() {}
 
 func (x *PipelineChoice) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[40]
+	mi := &file_managerv1_manager_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3025,7 +3168,7 @@ func (x *PipelineChoice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PipelineChoice.ProtoReflect.Descriptor instead.
 func (*PipelineChoice) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{40}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *PipelineChoice) GetJob() string {
@@ -3079,7 +3222,7 @@ type SubmitPipelineResponse struct {
 
 func (x *SubmitPipelineResponse) Reset() {
 	*x = SubmitPipelineResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[41]
+	mi := &file_managerv1_manager_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3091,7 +3234,7 @@ func (x *SubmitPipelineResponse) String() string {
 func (*SubmitPipelineResponse) ProtoMessage() {}
 
 func (x *SubmitPipelineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[41]
+	mi := &file_managerv1_manager_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3104,7 +3247,7 @@ func (x *SubmitPipelineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubmitPipelineResponse.ProtoReflect.Descriptor instead.
 func (*SubmitPipelineResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{41}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *SubmitPipelineResponse) GetId() string {
@@ -3145,7 +3288,7 @@ type Pipeline struct {
 
 func (x *Pipeline) Reset() {
 	*x = Pipeline{}
-	mi := &file_managerv1_manager_proto_msgTypes[42]
+	mi := &file_managerv1_manager_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3157,7 +3300,7 @@ func (x *Pipeline) String() string {
 func (*Pipeline) ProtoMessage() {}
 
 func (x *Pipeline) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[42]
+	mi := &file_managerv1_manager_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3170,7 +3313,7 @@ func (x *Pipeline) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pipeline.ProtoReflect.Descriptor instead.
 func (*Pipeline) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{42}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Pipeline) GetId() string {
@@ -3312,7 +3455,7 @@ type PipelineJob struct {
 
 func (x *PipelineJob) Reset() {
 	*x = PipelineJob{}
-	mi := &file_managerv1_manager_proto_msgTypes[43]
+	mi := &file_managerv1_manager_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3324,7 +3467,7 @@ func (x *PipelineJob) String() string {
 func (*PipelineJob) ProtoMessage() {}
 
 func (x *PipelineJob) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[43]
+	mi := &file_managerv1_manager_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3337,7 +3480,7 @@ func (x *PipelineJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PipelineJob.ProtoReflect.Descriptor instead.
 func (*PipelineJob) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{43}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *PipelineJob) GetName() string {
@@ -3434,7 +3577,7 @@ type ListPipelinesRequest struct {
 
 func (x *ListPipelinesRequest) Reset() {
 	*x = ListPipelinesRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[44]
+	mi := &file_managerv1_manager_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3446,7 +3589,7 @@ func (x *ListPipelinesRequest) String() string {
 func (*ListPipelinesRequest) ProtoMessage() {}
 
 func (x *ListPipelinesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[44]
+	mi := &file_managerv1_manager_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3459,7 +3602,7 @@ func (x *ListPipelinesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPipelinesRequest.ProtoReflect.Descriptor instead.
 func (*ListPipelinesRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{44}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListPipelinesRequest) GetLimit() int32 {
@@ -3478,7 +3621,7 @@ type ListPipelinesResponse struct {
 
 func (x *ListPipelinesResponse) Reset() {
 	*x = ListPipelinesResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[45]
+	mi := &file_managerv1_manager_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3490,7 +3633,7 @@ func (x *ListPipelinesResponse) String() string {
 func (*ListPipelinesResponse) ProtoMessage() {}
 
 func (x *ListPipelinesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[45]
+	mi := &file_managerv1_manager_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3503,7 +3646,7 @@ func (x *ListPipelinesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPipelinesResponse.ProtoReflect.Descriptor instead.
 func (*ListPipelinesResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{45}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ListPipelinesResponse) GetPipelines() []*Pipeline {
@@ -3523,7 +3666,7 @@ type GetPipelineRequest struct {
 
 func (x *GetPipelineRequest) Reset() {
 	*x = GetPipelineRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[46]
+	mi := &file_managerv1_manager_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3535,7 +3678,7 @@ func (x *GetPipelineRequest) String() string {
 func (*GetPipelineRequest) ProtoMessage() {}
 
 func (x *GetPipelineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[46]
+	mi := &file_managerv1_manager_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3548,7 +3691,7 @@ func (x *GetPipelineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPipelineRequest.ProtoReflect.Descriptor instead.
 func (*GetPipelineRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{46}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *GetPipelineRequest) GetId() string {
@@ -3576,7 +3719,7 @@ type PlayPipelineRequest struct {
 
 func (x *PlayPipelineRequest) Reset() {
 	*x = PlayPipelineRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[47]
+	mi := &file_managerv1_manager_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3588,7 +3731,7 @@ func (x *PlayPipelineRequest) String() string {
 func (*PlayPipelineRequest) ProtoMessage() {}
 
 func (x *PlayPipelineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[47]
+	mi := &file_managerv1_manager_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3601,7 +3744,7 @@ func (x *PlayPipelineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlayPipelineRequest.ProtoReflect.Descriptor instead.
 func (*PlayPipelineRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{47}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *PlayPipelineRequest) GetId() string {
@@ -3626,7 +3769,7 @@ type PlayPipelineResponse struct {
 
 func (x *PlayPipelineResponse) Reset() {
 	*x = PlayPipelineResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[48]
+	mi := &file_managerv1_manager_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3638,7 +3781,7 @@ func (x *PlayPipelineResponse) String() string {
 func (*PlayPipelineResponse) ProtoMessage() {}
 
 func (x *PlayPipelineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[48]
+	mi := &file_managerv1_manager_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3651,7 +3794,7 @@ func (x *PlayPipelineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlayPipelineResponse.ProtoReflect.Descriptor instead.
 func (*PlayPipelineResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{48}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{50}
 }
 
 type RetryPipelineRequest struct {
@@ -3663,7 +3806,7 @@ type RetryPipelineRequest struct {
 
 func (x *RetryPipelineRequest) Reset() {
 	*x = RetryPipelineRequest{}
-	mi := &file_managerv1_manager_proto_msgTypes[49]
+	mi := &file_managerv1_manager_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3675,7 +3818,7 @@ func (x *RetryPipelineRequest) String() string {
 func (*RetryPipelineRequest) ProtoMessage() {}
 
 func (x *RetryPipelineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[49]
+	mi := &file_managerv1_manager_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3688,7 +3831,7 @@ func (x *RetryPipelineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryPipelineRequest.ProtoReflect.Descriptor instead.
 func (*RetryPipelineRequest) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{49}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RetryPipelineRequest) GetId() string {
@@ -3706,7 +3849,7 @@ type RetryPipelineResponse struct {
 
 func (x *RetryPipelineResponse) Reset() {
 	*x = RetryPipelineResponse{}
-	mi := &file_managerv1_manager_proto_msgTypes[50]
+	mi := &file_managerv1_manager_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3718,7 +3861,7 @@ func (x *RetryPipelineResponse) String() string {
 func (*RetryPipelineResponse) ProtoMessage() {}
 
 func (x *RetryPipelineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[50]
+	mi := &file_managerv1_manager_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3731,7 +3874,7 @@ func (x *RetryPipelineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryPipelineResponse.ProtoReflect.Descriptor instead.
 func (*RetryPipelineResponse) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{50}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{52}
 }
 
 // Entry is an action of an operator.
@@ -3752,7 +3895,7 @@ type AuditResponse_Entry struct {
 
 func (x *AuditResponse_Entry) Reset() {
 	*x = AuditResponse_Entry{}
-	mi := &file_managerv1_manager_proto_msgTypes[53]
+	mi := &file_managerv1_manager_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3764,7 +3907,7 @@ func (x *AuditResponse_Entry) String() string {
 func (*AuditResponse_Entry) ProtoMessage() {}
 
 func (x *AuditResponse_Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[53]
+	mi := &file_managerv1_manager_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3828,7 +3971,7 @@ type ExecRequest_Start struct {
 
 func (x *ExecRequest_Start) Reset() {
 	*x = ExecRequest_Start{}
-	mi := &file_managerv1_manager_proto_msgTypes[55]
+	mi := &file_managerv1_manager_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3840,7 +3983,7 @@ func (x *ExecRequest_Start) String() string {
 func (*ExecRequest_Start) ProtoMessage() {}
 
 func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[55]
+	mi := &file_managerv1_manager_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3853,7 +3996,7 @@ func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest_Start.ProtoReflect.Descriptor instead.
 func (*ExecRequest_Start) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{30, 0}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{32, 0}
 }
 
 func (x *ExecRequest_Start) GetLease() string {
@@ -3890,7 +4033,7 @@ type ExecResponse_Exit struct {
 
 func (x *ExecResponse_Exit) Reset() {
 	*x = ExecResponse_Exit{}
-	mi := &file_managerv1_manager_proto_msgTypes[56]
+	mi := &file_managerv1_manager_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3902,7 +4045,7 @@ func (x *ExecResponse_Exit) String() string {
 func (*ExecResponse_Exit) ProtoMessage() {}
 
 func (x *ExecResponse_Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_managerv1_manager_proto_msgTypes[56]
+	mi := &file_managerv1_manager_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3915,7 +4058,7 @@ func (x *ExecResponse_Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse_Exit.ProtoReflect.Descriptor instead.
 func (*ExecResponse_Exit) Descriptor() ([]byte, []int) {
-	return file_managerv1_manager_proto_rawDescGZIP(), []int{31, 0}
+	return file_managerv1_manager_proto_rawDescGZIP(), []int{33, 0}
 }
 
 func (x *ExecResponse_Exit) GetCode() int32 {
@@ -4061,6 +4204,16 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\x03who\x18\x02 \x01(\tR\x03who\x12\x16\n" +
 	"\x06action\x18\x03 \x01(\tR\x06action\x12\x18\n" +
 	"\asubject\x18\x04 \x01(\tR\asubject\x12\x12\n" +
+	"\x04note\x18\x05 \x01(\tR\x04note\"o\n" +
+	"\rEventsRequest\x12\x14\n" +
+	"\x05about\x18\x01 \x03(\tR\x05about\x120\n" +
+	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
+	"\x06follow\x18\x03 \x01(\bR\x06follow\"\x8d\x01\n" +
+	"\x05Event\x12*\n" +
+	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x1a\n" +
+	"\binstance\x18\x03 \x01(\tR\binstance\x12\x14\n" +
+	"\x05group\x18\x04 \x01(\tR\x05group\x12\x12\n" +
 	"\x04note\x18\x05 \x01(\tR\x04note\"\x0f\n" +
 	"\rStatusRequest\"$\n" +
 	"\x0eStatusResponse\x12\x12\n" +
@@ -4252,14 +4405,15 @@ const file_managerv1_manager_proto_rawDesc = "" +
 	"\x14PlayPipelineResponse\"&\n" +
 	"\x14RetryPipelineRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x17\n" +
-	"\x15RetryPipelineResponse2\xf4\f\n" +
+	"\x15RetryPipelineResponse2\xbe\r\n" +
 	"\aManager\x12O\n" +
 	"\x06Submit\x12!.stepmux.manager.v1.SubmitRequest\x1a\".stepmux.manager.v1.SubmitResponse\x12@\n" +
 	"\x03Get\x12\x1e.stepmux.manager.v1.GetRequest\x1a\x19.stepmux.manager.v1.Build\x12I\n" +
 	"\x04List\x12\x1f.stepmux.manager.v1.ListRequest\x1a .stepmux.manager.v1.ListResponse\x12Q\n" +
 	"\x06Follow\x12!.stepmux.manager.v1.FollowRequest\x1a\".stepmux.manager.v1.FollowResponse0\x01\x12O\n" +
 	"\x06Cancel\x12!.stepmux.manager.v1.CancelRequest\x1a\".stepmux.manager.v1.CancelResponse\x12L\n" +
-	"\x05Audit\x12 .stepmux.manager.v1.AuditRequest\x1a!.stepmux.manager.v1.AuditResponse\x12O\n" +
+	"\x05Audit\x12 .stepmux.manager.v1.AuditRequest\x1a!.stepmux.manager.v1.AuditResponse\x12H\n" +
+	"\x06Events\x12!.stepmux.manager.v1.EventsRequest\x1a\x19.stepmux.manager.v1.Event0\x01\x12O\n" +
 	"\x06Status\x12!.stepmux.manager.v1.StatusRequest\x1a\".stepmux.manager.v1.StatusResponse\x12L\n" +
 	"\x05Drain\x12 .stepmux.manager.v1.DrainRequest\x1a!.stepmux.manager.v1.DrainResponse\x12R\n" +
 	"\aUndrain\x12\".stepmux.manager.v1.UndrainRequest\x1a#.stepmux.manager.v1.UndrainResponse\x12b\n" +
@@ -4287,7 +4441,7 @@ func file_managerv1_manager_proto_rawDescGZIP() []byte {
 }
 
 var file_managerv1_manager_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_managerv1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 62)
+var file_managerv1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
 var file_managerv1_manager_proto_goTypes = []any{
 	(Build_Phase)(0),               // 0: stepmux.manager.v1.Build.Phase
 	(Pipeline_Phase)(0),            // 1: stepmux.manager.v1.Pipeline.Phase
@@ -4309,57 +4463,59 @@ var file_managerv1_manager_proto_goTypes = []any{
 	(*CancelResponse)(nil),         // 17: stepmux.manager.v1.CancelResponse
 	(*AuditRequest)(nil),           // 18: stepmux.manager.v1.AuditRequest
 	(*AuditResponse)(nil),          // 19: stepmux.manager.v1.AuditResponse
-	(*StatusRequest)(nil),          // 20: stepmux.manager.v1.StatusRequest
-	(*StatusResponse)(nil),         // 21: stepmux.manager.v1.StatusResponse
-	(*DrainRequest)(nil),           // 22: stepmux.manager.v1.DrainRequest
-	(*DrainResponse)(nil),          // 23: stepmux.manager.v1.DrainResponse
-	(*UndrainRequest)(nil),         // 24: stepmux.manager.v1.UndrainRequest
-	(*UndrainResponse)(nil),        // 25: stepmux.manager.v1.UndrainResponse
-	(*KeepProjectRequest)(nil),     // 26: stepmux.manager.v1.KeepProjectRequest
-	(*KeepProjectResponse)(nil),    // 27: stepmux.manager.v1.KeepProjectResponse
-	(*ArtifactsRequest)(nil),       // 28: stepmux.manager.v1.ArtifactsRequest
-	(*ArtifactsResponse)(nil),      // 29: stepmux.manager.v1.ArtifactsResponse
-	(*ReserveRequest)(nil),         // 30: stepmux.manager.v1.ReserveRequest
-	(*ReserveResponse)(nil),        // 31: stepmux.manager.v1.ReserveResponse
-	(*ExecRequest)(nil),            // 32: stepmux.manager.v1.ExecRequest
-	(*ExecResponse)(nil),           // 33: stepmux.manager.v1.ExecResponse
-	(*ReleaseRequest)(nil),         // 34: stepmux.manager.v1.ReleaseRequest
-	(*ReleaseResponse)(nil),        // 35: stepmux.manager.v1.ReleaseResponse
-	(*SubmitPipelineRequest)(nil),  // 36: stepmux.manager.v1.SubmitPipelineRequest
-	(*PipelineSource)(nil),         // 37: stepmux.manager.v1.PipelineSource
-	(*EndedJob)(nil),               // 38: stepmux.manager.v1.EndedJob
-	(*NamedValue)(nil),             // 39: stepmux.manager.v1.NamedValue
-	(*SourceFile)(nil),             // 40: stepmux.manager.v1.SourceFile
-	(*Changes)(nil),                // 41: stepmux.manager.v1.Changes
-	(*PipelineChoice)(nil),         // 42: stepmux.manager.v1.PipelineChoice
-	(*SubmitPipelineResponse)(nil), // 43: stepmux.manager.v1.SubmitPipelineResponse
-	(*Pipeline)(nil),               // 44: stepmux.manager.v1.Pipeline
-	(*PipelineJob)(nil),            // 45: stepmux.manager.v1.PipelineJob
-	(*ListPipelinesRequest)(nil),   // 46: stepmux.manager.v1.ListPipelinesRequest
-	(*ListPipelinesResponse)(nil),  // 47: stepmux.manager.v1.ListPipelinesResponse
-	(*GetPipelineRequest)(nil),     // 48: stepmux.manager.v1.GetPipelineRequest
-	(*PlayPipelineRequest)(nil),    // 49: stepmux.manager.v1.PlayPipelineRequest
-	(*PlayPipelineResponse)(nil),   // 50: stepmux.manager.v1.PlayPipelineResponse
-	(*RetryPipelineRequest)(nil),   // 51: stepmux.manager.v1.RetryPipelineRequest
-	(*RetryPipelineResponse)(nil),  // 52: stepmux.manager.v1.RetryPipelineResponse
-	nil,                            // 53: stepmux.manager.v1.SubmitRequest.LabelsEntry
-	nil,                            // 54: stepmux.manager.v1.Build.LabelsEntry
-	(*AuditResponse_Entry)(nil),    // 55: stepmux.manager.v1.AuditResponse.Entry
-	nil,                            // 56: stepmux.manager.v1.ReserveRequest.LabelsEntry
-	(*ExecRequest_Start)(nil),      // 57: stepmux.manager.v1.ExecRequest.Start
-	(*ExecResponse_Exit)(nil),      // 58: stepmux.manager.v1.ExecResponse.Exit
-	nil,                            // 59: stepmux.manager.v1.SubmitPipelineRequest.LabelsEntry
-	nil,                            // 60: stepmux.manager.v1.PipelineSource.InputsEntry
-	nil,                            // 61: stepmux.manager.v1.PipelineSource.NeedsEntry
-	nil,                            // 62: stepmux.manager.v1.EndedJob.OutputsEntry
-	nil,                            // 63: stepmux.manager.v1.Pipeline.CountsEntry
-	(*stepmuxv1.Job)(nil),          // 64: stepmux.v1.Job
-	(*timestamppb.Timestamp)(nil),  // 65: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),    // 66: google.protobuf.Duration
+	(*EventsRequest)(nil),          // 20: stepmux.manager.v1.EventsRequest
+	(*Event)(nil),                  // 21: stepmux.manager.v1.Event
+	(*StatusRequest)(nil),          // 22: stepmux.manager.v1.StatusRequest
+	(*StatusResponse)(nil),         // 23: stepmux.manager.v1.StatusResponse
+	(*DrainRequest)(nil),           // 24: stepmux.manager.v1.DrainRequest
+	(*DrainResponse)(nil),          // 25: stepmux.manager.v1.DrainResponse
+	(*UndrainRequest)(nil),         // 26: stepmux.manager.v1.UndrainRequest
+	(*UndrainResponse)(nil),        // 27: stepmux.manager.v1.UndrainResponse
+	(*KeepProjectRequest)(nil),     // 28: stepmux.manager.v1.KeepProjectRequest
+	(*KeepProjectResponse)(nil),    // 29: stepmux.manager.v1.KeepProjectResponse
+	(*ArtifactsRequest)(nil),       // 30: stepmux.manager.v1.ArtifactsRequest
+	(*ArtifactsResponse)(nil),      // 31: stepmux.manager.v1.ArtifactsResponse
+	(*ReserveRequest)(nil),         // 32: stepmux.manager.v1.ReserveRequest
+	(*ReserveResponse)(nil),        // 33: stepmux.manager.v1.ReserveResponse
+	(*ExecRequest)(nil),            // 34: stepmux.manager.v1.ExecRequest
+	(*ExecResponse)(nil),           // 35: stepmux.manager.v1.ExecResponse
+	(*ReleaseRequest)(nil),         // 36: stepmux.manager.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),        // 37: stepmux.manager.v1.ReleaseResponse
+	(*SubmitPipelineRequest)(nil),  // 38: stepmux.manager.v1.SubmitPipelineRequest
+	(*PipelineSource)(nil),         // 39: stepmux.manager.v1.PipelineSource
+	(*EndedJob)(nil),               // 40: stepmux.manager.v1.EndedJob
+	(*NamedValue)(nil),             // 41: stepmux.manager.v1.NamedValue
+	(*SourceFile)(nil),             // 42: stepmux.manager.v1.SourceFile
+	(*Changes)(nil),                // 43: stepmux.manager.v1.Changes
+	(*PipelineChoice)(nil),         // 44: stepmux.manager.v1.PipelineChoice
+	(*SubmitPipelineResponse)(nil), // 45: stepmux.manager.v1.SubmitPipelineResponse
+	(*Pipeline)(nil),               // 46: stepmux.manager.v1.Pipeline
+	(*PipelineJob)(nil),            // 47: stepmux.manager.v1.PipelineJob
+	(*ListPipelinesRequest)(nil),   // 48: stepmux.manager.v1.ListPipelinesRequest
+	(*ListPipelinesResponse)(nil),  // 49: stepmux.manager.v1.ListPipelinesResponse
+	(*GetPipelineRequest)(nil),     // 50: stepmux.manager.v1.GetPipelineRequest
+	(*PlayPipelineRequest)(nil),    // 51: stepmux.manager.v1.PlayPipelineRequest
+	(*PlayPipelineResponse)(nil),   // 52: stepmux.manager.v1.PlayPipelineResponse
+	(*RetryPipelineRequest)(nil),   // 53: stepmux.manager.v1.RetryPipelineRequest
+	(*RetryPipelineResponse)(nil),  // 54: stepmux.manager.v1.RetryPipelineResponse
+	nil,                            // 55: stepmux.manager.v1.SubmitRequest.LabelsEntry
+	nil,                            // 56: stepmux.manager.v1.Build.LabelsEntry
+	(*AuditResponse_Entry)(nil),    // 57: stepmux.manager.v1.AuditResponse.Entry
+	nil,                            // 58: stepmux.manager.v1.ReserveRequest.LabelsEntry
+	(*ExecRequest_Start)(nil),      // 59: stepmux.manager.v1.ExecRequest.Start
+	(*ExecResponse_Exit)(nil),      // 60: stepmux.manager.v1.ExecResponse.Exit
+	nil,                            // 61: stepmux.manager.v1.SubmitPipelineRequest.LabelsEntry
+	nil,                            // 62: stepmux.manager.v1.PipelineSource.InputsEntry
+	nil,                            // 63: stepmux.manager.v1.PipelineSource.NeedsEntry
+	nil,                            // 64: stepmux.manager.v1.EndedJob.OutputsEntry
+	nil,                            // 65: stepmux.manager.v1.Pipeline.CountsEntry
+	(*stepmuxv1.Job)(nil),          // 66: stepmux.v1.Job
+	(*timestamppb.Timestamp)(nil),  // 67: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),    // 68: google.protobuf.Duration
 }
 var file_managerv1_manager_proto_depIdxs = []int32{
-	64, // 0: stepmux.manager.v1.SubmitRequest.job:type_name -> stepmux.v1.Job
-	53, // 1: stepmux.manager.v1.SubmitRequest.labels:type_name -> stepmux.manager.v1.SubmitRequest.LabelsEntry
+	66, // 0: stepmux.manager.v1.SubmitRequest.job:type_name -> stepmux.v1.Job
+	55, // 1: stepmux.manager.v1.SubmitRequest.labels:type_name -> stepmux.manager.v1.SubmitRequest.LabelsEntry
 	8,  // 2: stepmux.manager.v1.SubmitRequest.warnings:type_name -> stepmux.manager.v1.Warning
 	4,  // 3: stepmux.manager.v1.SubmitRequest.pipeline:type_name -> stepmux.manager.v1.PipelineBuild
 	5,  // 4: stepmux.manager.v1.SubmitRequest.services:type_name -> stepmux.manager.v1.BuildServices
@@ -4367,90 +4523,94 @@ var file_managerv1_manager_proto_depIdxs = []int32{
 	6,  // 6: stepmux.manager.v1.PipelineBuild.caches:type_name -> stepmux.manager.v1.PipelineCache
 	7,  // 7: stepmux.manager.v1.PipelineCache.has:type_name -> stepmux.manager.v1.Archive
 	0,  // 8: stepmux.manager.v1.Build.phase:type_name -> stepmux.manager.v1.Build.Phase
-	65, // 9: stepmux.manager.v1.Build.submitted:type_name -> google.protobuf.Timestamp
-	65, // 10: stepmux.manager.v1.Build.started:type_name -> google.protobuf.Timestamp
-	65, // 11: stepmux.manager.v1.Build.ended_at:type_name -> google.protobuf.Timestamp
+	67, // 9: stepmux.manager.v1.Build.submitted:type_name -> google.protobuf.Timestamp
+	67, // 10: stepmux.manager.v1.Build.started:type_name -> google.protobuf.Timestamp
+	67, // 11: stepmux.manager.v1.Build.ended_at:type_name -> google.protobuf.Timestamp
 	11, // 12: stepmux.manager.v1.Build.result:type_name -> stepmux.manager.v1.Result
-	54, // 13: stepmux.manager.v1.Build.labels:type_name -> stepmux.manager.v1.Build.LabelsEntry
-	66, // 14: stepmux.manager.v1.Build.connect:type_name -> google.protobuf.Duration
-	66, // 15: stepmux.manager.v1.Build.first_output:type_name -> google.protobuf.Duration
+	56, // 13: stepmux.manager.v1.Build.labels:type_name -> stepmux.manager.v1.Build.LabelsEntry
+	68, // 14: stepmux.manager.v1.Build.connect:type_name -> google.protobuf.Duration
+	68, // 15: stepmux.manager.v1.Build.first_output:type_name -> google.protobuf.Duration
 	8,  // 16: stepmux.manager.v1.Build.warnings:type_name -> stepmux.manager.v1.Warning
 	0,  // 17: stepmux.manager.v1.ListRequest.phase:type_name -> stepmux.manager.v1.Build.Phase
 	10, // 18: stepmux.manager.v1.ListResponse.builds:type_name -> stepmux.manager.v1.Build
 	10, // 19: stepmux.manager.v1.FollowResponse.build:type_name -> stepmux.manager.v1.Build
-	65, // 20: stepmux.manager.v1.FollowResponse.at:type_name -> google.protobuf.Timestamp
-	55, // 21: stepmux.manager.v1.AuditResponse.entries:type_name -> stepmux.manager.v1.AuditResponse.Entry
-	66, // 22: stepmux.manager.v1.DrainRequest.for:type_name -> google.protobuf.Duration
-	56, // 23: stepmux.manager.v1.ReserveRequest.labels:type_name -> stepmux.manager.v1.ReserveRequest.LabelsEntry
-	66, // 24: stepmux.manager.v1.ReserveRequest.limit:type_name -> google.protobuf.Duration
-	57, // 25: stepmux.manager.v1.ExecRequest.start:type_name -> stepmux.manager.v1.ExecRequest.Start
-	58, // 26: stepmux.manager.v1.ExecResponse.exit:type_name -> stepmux.manager.v1.ExecResponse.Exit
-	37, // 27: stepmux.manager.v1.SubmitPipelineRequest.source:type_name -> stepmux.manager.v1.PipelineSource
-	42, // 28: stepmux.manager.v1.SubmitPipelineRequest.choice:type_name -> stepmux.manager.v1.PipelineChoice
-	64, // 29: stepmux.manager.v1.SubmitPipelineRequest.options:type_name -> stepmux.v1.Job
-	59, // 30: stepmux.manager.v1.SubmitPipelineRequest.labels:type_name -> stepmux.manager.v1.SubmitPipelineRequest.LabelsEntry
-	5,  // 31: stepmux.manager.v1.SubmitPipelineRequest.services:type_name -> stepmux.manager.v1.BuildServices
-	60, // 32: stepmux.manager.v1.PipelineSource.inputs:type_name -> stepmux.manager.v1.PipelineSource.InputsEntry
-	39, // 33: stepmux.manager.v1.PipelineSource.predefined:type_name -> stepmux.manager.v1.NamedValue
-	40, // 34: stepmux.manager.v1.PipelineSource.files:type_name -> stepmux.manager.v1.SourceFile
-	40, // 35: stepmux.manager.v1.PipelineSource.elsewhere:type_name -> stepmux.manager.v1.SourceFile
-	41, // 36: stepmux.manager.v1.PipelineSource.changed:type_name -> stepmux.manager.v1.Changes
-	61, // 37: stepmux.manager.v1.PipelineSource.needs:type_name -> stepmux.manager.v1.PipelineSource.NeedsEntry
-	62, // 38: stepmux.manager.v1.EndedJob.outputs:type_name -> stepmux.manager.v1.EndedJob.OutputsEntry
-	1,  // 39: stepmux.manager.v1.Pipeline.phase:type_name -> stepmux.manager.v1.Pipeline.Phase
-	65, // 40: stepmux.manager.v1.Pipeline.submitted:type_name -> google.protobuf.Timestamp
-	65, // 41: stepmux.manager.v1.Pipeline.started:type_name -> google.protobuf.Timestamp
-	65, // 42: stepmux.manager.v1.Pipeline.ended_at:type_name -> google.protobuf.Timestamp
-	45, // 43: stepmux.manager.v1.Pipeline.jobs:type_name -> stepmux.manager.v1.PipelineJob
-	63, // 44: stepmux.manager.v1.Pipeline.counts:type_name -> stepmux.manager.v1.Pipeline.CountsEntry
-	65, // 45: stepmux.manager.v1.PipelineJob.started:type_name -> google.protobuf.Timestamp
-	65, // 46: stepmux.manager.v1.PipelineJob.finished:type_name -> google.protobuf.Timestamp
-	44, // 47: stepmux.manager.v1.ListPipelinesResponse.pipelines:type_name -> stepmux.manager.v1.Pipeline
-	65, // 48: stepmux.manager.v1.AuditResponse.Entry.at:type_name -> google.protobuf.Timestamp
-	38, // 49: stepmux.manager.v1.PipelineSource.NeedsEntry.value:type_name -> stepmux.manager.v1.EndedJob
-	2,  // 50: stepmux.manager.v1.Manager.Submit:input_type -> stepmux.manager.v1.SubmitRequest
-	9,  // 51: stepmux.manager.v1.Manager.Get:input_type -> stepmux.manager.v1.GetRequest
-	12, // 52: stepmux.manager.v1.Manager.List:input_type -> stepmux.manager.v1.ListRequest
-	14, // 53: stepmux.manager.v1.Manager.Follow:input_type -> stepmux.manager.v1.FollowRequest
-	16, // 54: stepmux.manager.v1.Manager.Cancel:input_type -> stepmux.manager.v1.CancelRequest
-	18, // 55: stepmux.manager.v1.Manager.Audit:input_type -> stepmux.manager.v1.AuditRequest
-	20, // 56: stepmux.manager.v1.Manager.Status:input_type -> stepmux.manager.v1.StatusRequest
-	22, // 57: stepmux.manager.v1.Manager.Drain:input_type -> stepmux.manager.v1.DrainRequest
-	24, // 58: stepmux.manager.v1.Manager.Undrain:input_type -> stepmux.manager.v1.UndrainRequest
-	26, // 59: stepmux.manager.v1.Manager.KeepProject:input_type -> stepmux.manager.v1.KeepProjectRequest
-	28, // 60: stepmux.manager.v1.Manager.Artifacts:input_type -> stepmux.manager.v1.ArtifactsRequest
-	30, // 61: stepmux.manager.v1.Manager.Reserve:input_type -> stepmux.manager.v1.ReserveRequest
-	32, // 62: stepmux.manager.v1.Manager.Exec:input_type -> stepmux.manager.v1.ExecRequest
-	34, // 63: stepmux.manager.v1.Manager.Release:input_type -> stepmux.manager.v1.ReleaseRequest
-	36, // 64: stepmux.manager.v1.Manager.SubmitPipeline:input_type -> stepmux.manager.v1.SubmitPipelineRequest
-	46, // 65: stepmux.manager.v1.Manager.ListPipelines:input_type -> stepmux.manager.v1.ListPipelinesRequest
-	48, // 66: stepmux.manager.v1.Manager.GetPipeline:input_type -> stepmux.manager.v1.GetPipelineRequest
-	49, // 67: stepmux.manager.v1.Manager.PlayPipeline:input_type -> stepmux.manager.v1.PlayPipelineRequest
-	51, // 68: stepmux.manager.v1.Manager.RetryPipeline:input_type -> stepmux.manager.v1.RetryPipelineRequest
-	3,  // 69: stepmux.manager.v1.Manager.Submit:output_type -> stepmux.manager.v1.SubmitResponse
-	10, // 70: stepmux.manager.v1.Manager.Get:output_type -> stepmux.manager.v1.Build
-	13, // 71: stepmux.manager.v1.Manager.List:output_type -> stepmux.manager.v1.ListResponse
-	15, // 72: stepmux.manager.v1.Manager.Follow:output_type -> stepmux.manager.v1.FollowResponse
-	17, // 73: stepmux.manager.v1.Manager.Cancel:output_type -> stepmux.manager.v1.CancelResponse
-	19, // 74: stepmux.manager.v1.Manager.Audit:output_type -> stepmux.manager.v1.AuditResponse
-	21, // 75: stepmux.manager.v1.Manager.Status:output_type -> stepmux.manager.v1.StatusResponse
-	23, // 76: stepmux.manager.v1.Manager.Drain:output_type -> stepmux.manager.v1.DrainResponse
-	25, // 77: stepmux.manager.v1.Manager.Undrain:output_type -> stepmux.manager.v1.UndrainResponse
-	27, // 78: stepmux.manager.v1.Manager.KeepProject:output_type -> stepmux.manager.v1.KeepProjectResponse
-	29, // 79: stepmux.manager.v1.Manager.Artifacts:output_type -> stepmux.manager.v1.ArtifactsResponse
-	31, // 80: stepmux.manager.v1.Manager.Reserve:output_type -> stepmux.manager.v1.ReserveResponse
-	33, // 81: stepmux.manager.v1.Manager.Exec:output_type -> stepmux.manager.v1.ExecResponse
-	35, // 82: stepmux.manager.v1.Manager.Release:output_type -> stepmux.manager.v1.ReleaseResponse
-	43, // 83: stepmux.manager.v1.Manager.SubmitPipeline:output_type -> stepmux.manager.v1.SubmitPipelineResponse
-	47, // 84: stepmux.manager.v1.Manager.ListPipelines:output_type -> stepmux.manager.v1.ListPipelinesResponse
-	44, // 85: stepmux.manager.v1.Manager.GetPipeline:output_type -> stepmux.manager.v1.Pipeline
-	50, // 86: stepmux.manager.v1.Manager.PlayPipeline:output_type -> stepmux.manager.v1.PlayPipelineResponse
-	52, // 87: stepmux.manager.v1.Manager.RetryPipeline:output_type -> stepmux.manager.v1.RetryPipelineResponse
-	69, // [69:88] is the sub-list for method output_type
-	50, // [50:69] is the sub-list for method input_type
-	50, // [50:50] is the sub-list for extension type_name
-	50, // [50:50] is the sub-list for extension extendee
-	0,  // [0:50] is the sub-list for field type_name
+	67, // 20: stepmux.manager.v1.FollowResponse.at:type_name -> google.protobuf.Timestamp
+	57, // 21: stepmux.manager.v1.AuditResponse.entries:type_name -> stepmux.manager.v1.AuditResponse.Entry
+	67, // 22: stepmux.manager.v1.EventsRequest.since:type_name -> google.protobuf.Timestamp
+	67, // 23: stepmux.manager.v1.Event.at:type_name -> google.protobuf.Timestamp
+	68, // 24: stepmux.manager.v1.DrainRequest.for:type_name -> google.protobuf.Duration
+	58, // 25: stepmux.manager.v1.ReserveRequest.labels:type_name -> stepmux.manager.v1.ReserveRequest.LabelsEntry
+	68, // 26: stepmux.manager.v1.ReserveRequest.limit:type_name -> google.protobuf.Duration
+	59, // 27: stepmux.manager.v1.ExecRequest.start:type_name -> stepmux.manager.v1.ExecRequest.Start
+	60, // 28: stepmux.manager.v1.ExecResponse.exit:type_name -> stepmux.manager.v1.ExecResponse.Exit
+	39, // 29: stepmux.manager.v1.SubmitPipelineRequest.source:type_name -> stepmux.manager.v1.PipelineSource
+	44, // 30: stepmux.manager.v1.SubmitPipelineRequest.choice:type_name -> stepmux.manager.v1.PipelineChoice
+	66, // 31: stepmux.manager.v1.SubmitPipelineRequest.options:type_name -> stepmux.v1.Job
+	61, // 32: stepmux.manager.v1.SubmitPipelineRequest.labels:type_name -> stepmux.manager.v1.SubmitPipelineRequest.LabelsEntry
+	5,  // 33: stepmux.manager.v1.SubmitPipelineRequest.services:type_name -> stepmux.manager.v1.BuildServices
+	62, // 34: stepmux.manager.v1.PipelineSource.inputs:type_name -> stepmux.manager.v1.PipelineSource.InputsEntry
+	41, // 35: stepmux.manager.v1.PipelineSource.predefined:type_name -> stepmux.manager.v1.NamedValue
+	42, // 36: stepmux.manager.v1.PipelineSource.files:type_name -> stepmux.manager.v1.SourceFile
+	42, // 37: stepmux.manager.v1.PipelineSource.elsewhere:type_name -> stepmux.manager.v1.SourceFile
+	43, // 38: stepmux.manager.v1.PipelineSource.changed:type_name -> stepmux.manager.v1.Changes
+	63, // 39: stepmux.manager.v1.PipelineSource.needs:type_name -> stepmux.manager.v1.PipelineSource.NeedsEntry
+	64, // 40: stepmux.manager.v1.EndedJob.outputs:type_name -> stepmux.manager.v1.EndedJob.OutputsEntry
+	1,  // 41: stepmux.manager.v1.Pipeline.phase:type_name -> stepmux.manager.v1.Pipeline.Phase
+	67, // 42: stepmux.manager.v1.Pipeline.submitted:type_name -> google.protobuf.Timestamp
+	67, // 43: stepmux.manager.v1.Pipeline.started:type_name -> google.protobuf.Timestamp
+	67, // 44: stepmux.manager.v1.Pipeline.ended_at:type_name -> google.protobuf.Timestamp
+	47, // 45: stepmux.manager.v1.Pipeline.jobs:type_name -> stepmux.manager.v1.PipelineJob
+	65, // 46: stepmux.manager.v1.Pipeline.counts:type_name -> stepmux.manager.v1.Pipeline.CountsEntry
+	67, // 47: stepmux.manager.v1.PipelineJob.started:type_name -> google.protobuf.Timestamp
+	67, // 48: stepmux.manager.v1.PipelineJob.finished:type_name -> google.protobuf.Timestamp
+	46, // 49: stepmux.manager.v1.ListPipelinesResponse.pipelines:type_name -> stepmux.manager.v1.Pipeline
+	67, // 50: stepmux.manager.v1.AuditResponse.Entry.at:type_name -> google.protobuf.Timestamp
+	40, // 51: stepmux.manager.v1.PipelineSource.NeedsEntry.value:type_name -> stepmux.manager.v1.EndedJob
+	2,  // 52: stepmux.manager.v1.Manager.Submit:input_type -> stepmux.manager.v1.SubmitRequest
+	9,  // 53: stepmux.manager.v1.Manager.Get:input_type -> stepmux.manager.v1.GetRequest
+	12, // 54: stepmux.manager.v1.Manager.List:input_type -> stepmux.manager.v1.ListRequest
+	14, // 55: stepmux.manager.v1.Manager.Follow:input_type -> stepmux.manager.v1.FollowRequest
+	16, // 56: stepmux.manager.v1.Manager.Cancel:input_type -> stepmux.manager.v1.CancelRequest
+	18, // 57: stepmux.manager.v1.Manager.Audit:input_type -> stepmux.manager.v1.AuditRequest
+	20, // 58: stepmux.manager.v1.Manager.Events:input_type -> stepmux.manager.v1.EventsRequest
+	22, // 59: stepmux.manager.v1.Manager.Status:input_type -> stepmux.manager.v1.StatusRequest
+	24, // 60: stepmux.manager.v1.Manager.Drain:input_type -> stepmux.manager.v1.DrainRequest
+	26, // 61: stepmux.manager.v1.Manager.Undrain:input_type -> stepmux.manager.v1.UndrainRequest
+	28, // 62: stepmux.manager.v1.Manager.KeepProject:input_type -> stepmux.manager.v1.KeepProjectRequest
+	30, // 63: stepmux.manager.v1.Manager.Artifacts:input_type -> stepmux.manager.v1.ArtifactsRequest
+	32, // 64: stepmux.manager.v1.Manager.Reserve:input_type -> stepmux.manager.v1.ReserveRequest
+	34, // 65: stepmux.manager.v1.Manager.Exec:input_type -> stepmux.manager.v1.ExecRequest
+	36, // 66: stepmux.manager.v1.Manager.Release:input_type -> stepmux.manager.v1.ReleaseRequest
+	38, // 67: stepmux.manager.v1.Manager.SubmitPipeline:input_type -> stepmux.manager.v1.SubmitPipelineRequest
+	48, // 68: stepmux.manager.v1.Manager.ListPipelines:input_type -> stepmux.manager.v1.ListPipelinesRequest
+	50, // 69: stepmux.manager.v1.Manager.GetPipeline:input_type -> stepmux.manager.v1.GetPipelineRequest
+	51, // 70: stepmux.manager.v1.Manager.PlayPipeline:input_type -> stepmux.manager.v1.PlayPipelineRequest
+	53, // 71: stepmux.manager.v1.Manager.RetryPipeline:input_type -> stepmux.manager.v1.RetryPipelineRequest
+	3,  // 72: stepmux.manager.v1.Manager.Submit:output_type -> stepmux.manager.v1.SubmitResponse
+	10, // 73: stepmux.manager.v1.Manager.Get:output_type -> stepmux.manager.v1.Build
+	13, // 74: stepmux.manager.v1.Manager.List:output_type -> stepmux.manager.v1.ListResponse
+	15, // 75: stepmux.manager.v1.Manager.Follow:output_type -> stepmux.manager.v1.FollowResponse
+	17, // 76: stepmux.manager.v1.Manager.Cancel:output_type -> stepmux.manager.v1.CancelResponse
+	19, // 77: stepmux.manager.v1.Manager.Audit:output_type -> stepmux.manager.v1.AuditResponse
+	21, // 78: stepmux.manager.v1.Manager.Events:output_type -> stepmux.manager.v1.Event
+	23, // 79: stepmux.manager.v1.Manager.Status:output_type -> stepmux.manager.v1.StatusResponse
+	25, // 80: stepmux.manager.v1.Manager.Drain:output_type -> stepmux.manager.v1.DrainResponse
+	27, // 81: stepmux.manager.v1.Manager.Undrain:output_type -> stepmux.manager.v1.UndrainResponse
+	29, // 82: stepmux.manager.v1.Manager.KeepProject:output_type -> stepmux.manager.v1.KeepProjectResponse
+	31, // 83: stepmux.manager.v1.Manager.Artifacts:output_type -> stepmux.manager.v1.ArtifactsResponse
+	33, // 84: stepmux.manager.v1.Manager.Reserve:output_type -> stepmux.manager.v1.ReserveResponse
+	35, // 85: stepmux.manager.v1.Manager.Exec:output_type -> stepmux.manager.v1.ExecResponse
+	37, // 86: stepmux.manager.v1.Manager.Release:output_type -> stepmux.manager.v1.ReleaseResponse
+	45, // 87: stepmux.manager.v1.Manager.SubmitPipeline:output_type -> stepmux.manager.v1.SubmitPipelineResponse
+	49, // 88: stepmux.manager.v1.Manager.ListPipelines:output_type -> stepmux.manager.v1.ListPipelinesResponse
+	46, // 89: stepmux.manager.v1.Manager.GetPipeline:output_type -> stepmux.manager.v1.Pipeline
+	52, // 90: stepmux.manager.v1.Manager.PlayPipeline:output_type -> stepmux.manager.v1.PlayPipelineResponse
+	54, // 91: stepmux.manager.v1.Manager.RetryPipeline:output_type -> stepmux.manager.v1.RetryPipelineResponse
+	72, // [72:92] is the sub-list for method output_type
+	52, // [52:72] is the sub-list for method input_type
+	52, // [52:52] is the sub-list for extension type_name
+	52, // [52:52] is the sub-list for extension extendee
+	0,  // [0:52] is the sub-list for field type_name
 }
 
 func init() { file_managerv1_manager_proto_init() }
@@ -4458,13 +4618,13 @@ func file_managerv1_manager_proto_init() {
 	if File_managerv1_manager_proto != nil {
 		return
 	}
-	file_managerv1_manager_proto_msgTypes[30].OneofWrappers = []any{
+	file_managerv1_manager_proto_msgTypes[32].OneofWrappers = []any{
 		(*ExecRequest_Start_)(nil),
 		(*ExecRequest_Input)(nil),
 		(*ExecRequest_EndInput)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_managerv1_manager_proto_msgTypes[31].OneofWrappers = []any{
+	file_managerv1_manager_proto_msgTypes[33].OneofWrappers = []any{
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
 		(*ExecResponse_Exit_)(nil),
@@ -4475,7 +4635,7 @@ func file_managerv1_manager_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_managerv1_manager_proto_rawDesc), len(file_managerv1_manager_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   62,
+			NumMessages:   64,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

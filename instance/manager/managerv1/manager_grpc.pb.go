@@ -28,6 +28,7 @@ const (
 	Manager_Follow_FullMethodName         = "/stepmux.manager.v1.Manager/Follow"
 	Manager_Cancel_FullMethodName         = "/stepmux.manager.v1.Manager/Cancel"
 	Manager_Audit_FullMethodName          = "/stepmux.manager.v1.Manager/Audit"
+	Manager_Events_FullMethodName         = "/stepmux.manager.v1.Manager/Events"
 	Manager_Status_FullMethodName         = "/stepmux.manager.v1.Manager/Status"
 	Manager_Drain_FullMethodName          = "/stepmux.manager.v1.Manager/Drain"
 	Manager_Undrain_FullMethodName        = "/stepmux.manager.v1.Manager/Undrain"
@@ -64,6 +65,9 @@ type ManagerClient interface {
 	Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*CancelResponse, error)
 	// Audit returns who drained VMs, and cancelled, played or retried builds and pipelines, the latest first. The last 1000 actions are kept.
 	Audit(ctx context.Context, in *AuditRequest, opts ...grpc.CallOption) (*AuditResponse, error)
+	// Events streams what happened to the VMs, the oldest first. With follow it goes on with what happens from now on. The
+	// last 10000 events are kept.
+	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error)
 	// Status describes the manager and its VMs.
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error)
 	// Drain stops VMs from taking new builds.
@@ -184,6 +188,25 @@ func (c *managerClient) Audit(ctx context.Context, in *AuditRequest, opts ...grp
 	return out, nil
 }
 
+func (c *managerClient) Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Manager_ServiceDesc.Streams[1], Manager_Events_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[EventsRequest, Event]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Manager_EventsClient = grpc.ServerStreamingClient[Event]
+
 func (c *managerClient) Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(StatusResponse)
@@ -216,7 +239,7 @@ func (c *managerClient) Undrain(ctx context.Context, in *UndrainRequest, opts ..
 
 func (c *managerClient) KeepProject(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[KeepProjectRequest, KeepProjectResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Manager_ServiceDesc.Streams[1], Manager_KeepProject_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Manager_ServiceDesc.Streams[2], Manager_KeepProject_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -229,7 +252,7 @@ type Manager_KeepProjectClient = grpc.BidiStreamingClient[KeepProjectRequest, Ke
 
 func (c *managerClient) Artifacts(ctx context.Context, in *ArtifactsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ArtifactsResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Manager_ServiceDesc.Streams[2], Manager_Artifacts_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Manager_ServiceDesc.Streams[3], Manager_Artifacts_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -248,7 +271,7 @@ type Manager_ArtifactsClient = grpc.ServerStreamingClient[ArtifactsResponse]
 
 func (c *managerClient) Reserve(ctx context.Context, in *ReserveRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReserveResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Manager_ServiceDesc.Streams[3], Manager_Reserve_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Manager_ServiceDesc.Streams[4], Manager_Reserve_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -267,7 +290,7 @@ type Manager_ReserveClient = grpc.ServerStreamingClient[ReserveResponse]
 
 func (c *managerClient) Exec(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExecRequest, ExecResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Manager_ServiceDesc.Streams[4], Manager_Exec_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Manager_ServiceDesc.Streams[5], Manager_Exec_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -310,7 +333,7 @@ func (c *managerClient) ListPipelines(ctx context.Context, in *ListPipelinesRequ
 
 func (c *managerClient) GetPipeline(ctx context.Context, in *GetPipelineRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Pipeline], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Manager_ServiceDesc.Streams[5], Manager_GetPipeline_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Manager_ServiceDesc.Streams[6], Manager_GetPipeline_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -368,6 +391,9 @@ type ManagerServer interface {
 	Cancel(context.Context, *CancelRequest) (*CancelResponse, error)
 	// Audit returns who drained VMs, and cancelled, played or retried builds and pipelines, the latest first. The last 1000 actions are kept.
 	Audit(context.Context, *AuditRequest) (*AuditResponse, error)
+	// Events streams what happened to the VMs, the oldest first. With follow it goes on with what happens from now on. The
+	// last 10000 events are kept.
+	Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error
 	// Status describes the manager and its VMs.
 	Status(context.Context, *StatusRequest) (*StatusResponse, error)
 	// Drain stops VMs from taking new builds.
@@ -436,6 +462,9 @@ func (UnimplementedManagerServer) Cancel(context.Context, *CancelRequest) (*Canc
 }
 func (UnimplementedManagerServer) Audit(context.Context, *AuditRequest) (*AuditResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Audit not implemented")
+}
+func (UnimplementedManagerServer) Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error {
+	return status.Error(codes.Unimplemented, "method Events not implemented")
 }
 func (UnimplementedManagerServer) Status(context.Context, *StatusRequest) (*StatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Status not implemented")
@@ -597,6 +626,17 @@ func _Manager_Audit_Handler(srv interface{}, ctx context.Context, dec func(inter
 	}
 	return interceptor(ctx, in, info, handler)
 }
+
+func _Manager_Events_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(EventsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ManagerServer).Events(m, &grpc.GenericServerStream[EventsRequest, Event]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Manager_EventsServer = grpc.ServerStreamingServer[Event]
 
 func _Manager_Status_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(StatusRequest)
@@ -853,6 +893,11 @@ var Manager_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Follow",
 			Handler:       _Manager_Follow_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Events",
+			Handler:       _Manager_Events_Handler,
 			ServerStreams: true,
 		},
 		{

@@ -273,6 +273,49 @@ func (p *pages) failures(ctx context.Context, _ *http.Request) (any, error) {
 	return failuresOf(ended), nil
 }
 
+// eventsData is the page of what happened to VMs.
+type eventsData struct {
+	Events []vmEvent `json:"events"` // the latest first
+}
+
+type vmEvent struct {
+	At       time.Time `json:"at"`
+	Kind     string    `json:"kind"`
+	Instance string    `json:"instance,omitempty"`
+	Group    string    `json:"group,omitempty"`
+	Note     string    `json:"note,omitempty"`
+}
+
+// maxShown bounds the events of a page.
+const maxShown = 1000
+
+func (p *pages) events(ctx context.Context, r *http.Request) (any, error) {
+	req := &pb.EventsRequest{}
+	if about := r.URL.Query().Get("about"); about != "" {
+		req.About = []string{about}
+	}
+	stream, err := p.cfg.Manager.Events(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	d := eventsData{Events: []vmEvent{}}
+	for {
+		e, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+		if len(d.Events) == maxShown {
+			d.Events = slices.Delete(d.Events, 0, 1)
+		}
+		d.Events = append(d.Events, vmEvent{e.GetAt().AsTime(), e.GetKind(), e.GetInstance(), e.GetGroup(), e.GetNote()})
+	}
+	slices.Reverse(d.Events)
+	return d, nil
+}
+
 // auditData is the page of the actions of operators.
 type auditData struct {
 	Actions []auditEntry `json:"actions"` // the latest first

@@ -73,7 +73,7 @@ func (s *Scaler) observe(id string, drained bool, now time.Time) elastic.VM {
 	vm := elastic.VM{
 		ID: id, Phase: elastic.Running, Created: k.vm.Created, IdleSince: k.busy, Capacity: k.vm.Capacity,
 		Used: u.Used, Uses: u.Uses, Failures: k.failures, Protected: k.vm.Protected,
-		Draining: drained && u.Drained, Closed: u.Closed && !drained,
+		Draining: drained && u.Drained, Closed: u.Closed && !drained, Ill: u.Ill,
 	}
 	if vm.Created.IsZero() || vm.Created.After(now) {
 		vm.Created = k.first

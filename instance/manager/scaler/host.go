@@ -50,6 +50,8 @@ type Usage struct {
 	Ready, Alive bool
 	// Drained says that Host.Drain has taken effect, and Closed that it takes no builds for another reason.
 	Drained, Closed bool
+	// Ill is since when it does not answer, fails builds or lacks what they need. Zero: it is well.
+	Ill time.Time
 }
 
 // Status is how a group stands.

@@ -232,6 +232,7 @@ func (s *Scaler) failed(op int, err error) {
 	s.mu.Unlock()
 	if err != nil && !again {
 		s.log.Error("the source of VMs has failed", "error", err)
+		s.host.Note("failed", "", text)
 	}
 }
 

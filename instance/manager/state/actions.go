@@ -14,9 +14,10 @@ import (
 )
 
 const (
-	auditStream, auditSubject = "STEPMUX_AUDIT", "stepmux.audit"
-	// maxAudit bounds the actions that are kept.
-	maxAudit = 1000
+	auditStream, auditSubject   = "STEPMUX_AUDIT", "stepmux.audit"
+	eventsStream, eventsSubject = "STEPMUX_EVENTS", "stepmux.events"
+	// maxAudit and maxEvents bound the actions and the events that are kept.
+	maxAudit, maxEvents = 1000, 10_000
 )
 
 // Action is a message of the stream of actions.
@@ -31,8 +32,13 @@ func (s *Store) openAudit(ctx context.Context) (err error) {
 	s.audit, err = s.stream(ctx, jetstream.StreamConfig{
 		Name: auditStream, Subjects: []string{auditSubject}, MaxMsgs: maxAudit,
 	})
+	if err == nil {
+		s.events, err = s.stream(ctx, jetstream.StreamConfig{
+			Name: eventsStream, Subjects: []string{eventsSubject}, MaxMsgs: maxEvents,
+		})
+	}
 	if err != nil {
-		return fmt.Errorf("open the actions of operators: %w", err)
+		return fmt.Errorf("open the actions of operators and the events of VMs: %w", err)
 	}
 	return nil
 }

@@ -70,6 +70,7 @@ type Store struct {
 	logs    jetstream.Stream
 	history jetstream.Stream // of builds
 	audit   jetstream.Stream // of the actions of operators
+	events  jetstream.Stream // of VMs
 
 	feeds   feeds         // of the logs that are followed; unused if other managers write logs, too
 	places  readMarks     // of logs
