@@ -61,7 +61,8 @@ func TestTheExampleOfContainersAsVMsRunsABuild(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(c.dir, "manager.yml"))
 	require.NoError(t, err)
 	dir := t.TempDir()
-	config := regexp.MustCompile(`authorized_key: .*`).ReplaceAllLiteralString(string(text), "authorized_key: "+c.publicKey)
+	login := regexp.MustCompile(`authorized_key: .*`)
+	config := login.ReplaceAllLiteralString(string(text), "authorized_key: "+c.publicKey)
 	config = strings.NewReplacer(
 		"/etc/stepmux/elastic/docker", c.dir, "/etc/stepmux/id_ci", c.key, "/var/lib/stepmux", filepath.Join(dir, "state"),
 		"idle-time: 5m", "idle-time: 1s", "capacity: 2", "period: 2s",
@@ -95,7 +96,8 @@ func TestTheExampleOfContainersAsVMsRunsABuild(t *testing.T) {
 func TestTheExampleOfContainersAsVMsKeepsTheContract(t *testing.T) {
 	c := newContainerCloud(t)
 	settings, err := json.Marshal(map[string]any{
-		"image": "stepmux-vm", "network": "stepmux", "authorized_key": c.publicKey, "args": []string{"--env", "A=a 'quoted' b"},
+		"image": "stepmux-vm", "network": "stepmux", "authorized_key": c.publicKey,
+		"args": []string{"--env", "A=a 'quoted' b"},
 	})
 	require.NoError(t, err)
 	open := func(group string, settings []byte) *source.Exec {

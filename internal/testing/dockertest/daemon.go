@@ -275,7 +275,7 @@ func (d *Daemon) load(ref string, files func(*tar.Writer) error, instructions ..
 // it may need.
 func BusyboxFiles(archive *tar.Writer) error { return machineFiles(archive, nil, "") }
 
-// machineFiles writes the files of Image with more programs, by their names in the image, and more lines of /etc/passwd.
+// machineFiles writes the files of Image, more programs, by their names in the image, and more lines of /etc/passwd.
 func machineFiles(archive *tar.Writer, programs map[string]string, users string) error {
 	applets, err := exec.Command(busybox, "--list").Output()
 	if err != nil {
