@@ -134,11 +134,12 @@ func checkCloud(t *testing.T, cloud, later, never string) {
 	require.Empty(t, left)
 }
 
-// checkUserData checks the user data of a VM: first ours, and then those of the request. If keyed is true, they have the
-// private part of a host key that is listed.
+// checkUserData checks the user data of a VM: first ours, and then those of the request. If keyed is true, they have
+// the private part of a host key that is listed.
 func checkUserData(t *testing.T, data []byte, keyed bool, list []VM) {
 	t.Helper()
-	boundary := regexp.MustCompile(`^Content-Type: multipart/mixed; boundary="(.+)"\nMIME-Version: 1.0\n`).FindSubmatch(data)
+	head := regexp.MustCompile(`^Content-Type: multipart/mixed; boundary="(.+)"\nMIME-Version: 1.0\n`)
+	boundary := head.FindSubmatch(data)
 	require.NotNil(t, boundary, "%s", data)
 	parts := bytes.Split(data, []byte("\n--"+string(boundary[1])))
 	require.Len(t, parts, 4)
