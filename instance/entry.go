@@ -91,5 +91,5 @@ func (e *entry) reservations() (n int) {
 	return n
 }
 
-// suspect reports whether the instance's last dial failed, or its last connection died, or it lacks what builds need.
+// suspect reports whether the instance's last dial failed, its last connection died, or its health is bad.
 func (e *entry) suspect() bool { return e.host.health.reason() != nil }

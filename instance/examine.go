@@ -17,11 +17,11 @@ import (
 // examineTimeout bounds an examination, with the connection that one may need.
 const examineTimeout = 30 * time.Second
 
-// Examine looks whether a VM has what its Health asks for, with one command by way of its relay, or in a session if
-// builds are started so. While it lacks something, it gets no builds. A VM without a connection, or that has had no
-// build, is not examined. But if it is suspect or quarantined, Examine connects to it, and so lets it take builds again if
-// it answers. A VM that has refused the login is left alone. The error says why nothing was found out; it wraps ErrUnknown for an
-// instance that is not in the Group's set.
+// Examine measures a VM with one command by way of its relay, or in a session if builds are started so, and compares
+// the values with its Health. Outside the limits it gets no builds. A VM without a connection, or that has had no
+// build, is not measured. But if it is suspect or quarantined, Examine connects to it, and so lets it take builds again
+// if it answers. A VM that has refused the login is left alone. The error says why nothing could be measured; it wraps
+// ErrUnknown for an instance that is not in the Group's set.
 func (p *Provider) Examine(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, examineTimeout)
 	defer cancel()

@@ -12,7 +12,7 @@ import (
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
 
-// told collects what Config.Health tells.
+// told collects the calls of Group.OnHealth.
 type told struct {
 	mu  sync.Mutex
 	all []string
@@ -36,7 +36,7 @@ func (h *told) take() []string {
 	return all
 }
 
-// needs changes what the instances need.
+// needs changes the limits of the instances.
 func needs(t *testing.T, g *instance.Group, limits healthcheck.Limits) {
 	t.Helper()
 	all := g.Instances()

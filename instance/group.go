@@ -49,7 +49,7 @@ type Instance struct {
 	// Options say how it runs builds. Linger is for builds whose own Linger is nil. Limits of a build's Place take
 	// precedence.
 	vmconfig.Options
-	// Health is what it needs to take builds; see Provider.Examine. If zero, it always takes them.
+	// Health has its limits; see Provider.Examine. If zero, it is not examined.
 	Health healthcheck.Limits
 	// OS is its operating system, as Go names it (GOOS). If empty, linux. The VM's end needs Linux: on another system
 	// nothing can run, and native steps are not among the features.

@@ -76,7 +76,7 @@ func (g *Group) tellLocked(id string, why error) {
 	}
 }
 
-// wellLocked forgets the failures of an instance, but not what it lacks.
+// wellLocked forgets the failures of an instance, but not the finding of an examination.
 func (g *Group) wellLocked(id string, h *health) {
 	*h = health{lacking: h.lacking, ill: h.ill}
 	if h.lacking == nil && !h.ill.IsZero() {

@@ -123,7 +123,7 @@ type Backlog struct {
 	Servers []JobServer
 	// Groups are those of the Status.
 	Groups []VMGroup
-	// Events counts what happened to VMs, by kind.
+	// Events counts the events of VMs, by kind.
 	Events map[string]uint64
 }
 

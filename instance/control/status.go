@@ -82,8 +82,8 @@ type VM struct {
 	State   string            `json:"state"`
 	Reason  string            `json:"reason,omitempty"`
 	RetryAt *time.Time        `json:"retry_at,omitempty"`
-	// Ill is since when its builds fail, or it does not answer or lacks what builds need, and Health what the last
-	// examination has measured.
+	// Ill is since when it is suspect or quarantined, even if it is drained, and Health has the values that the last
+	// examination measured.
 	Ill               *time.Time           `json:"ill_since,omitempty"`
 	Health            *healthcheck.Reading `json:"health,omitempty"`
 	Capacity          int                  `json:"capacity"`

@@ -42,7 +42,7 @@ type VM struct {
 	// Closed says that it takes no new builds for a reason that is not the policy's, such as a quarantine or a drain by
 	// an operator. It is not deleted, unless it is Ill for too long.
 	Closed bool
-	// Ill is since when it does not answer, fails builds or lacks what they need. Zero: it is well.
+	// Ill is since when it gets no builds because of its health. Zero: it is well.
 	Ill time.Time
 	// Protected says that it must not be drained or deleted.
 	Protected bool

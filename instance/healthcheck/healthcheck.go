@@ -1,5 +1,5 @@
-// Package healthcheck examines a VM that is reached: has it what builds need? [Command] measures, [Parse] reads what it
-// printed, and [Limits.Check] judges.
+// Package healthcheck examines a VM that is reached. [Command] measures, [Parse] reads its output, and [Limits.Check]
+// judges.
 package healthcheck
 
 import (
@@ -13,10 +13,10 @@ import (
 	"github.com/docker/go-units"
 )
 
-// MaxOutput bounds what Command prints, in bytes.
+// MaxOutput bounds the output of Command, in bytes.
 const MaxOutput = 4 << 10
 
-// Limits are what a VM needs for builds. Zero is no limit.
+// Limits are the needs of builds. Zero is no limit.
 type Limits struct {
 	// FreeSpace is the free space in bytes that a user other than root has, in the directory for temporary files and in
 	// the home of the login. FreeInodes are the files that can be made there.
@@ -32,7 +32,7 @@ type Limits struct {
 // Default are the limits below which hardly any build can begin.
 var Default = Limits{FreeSpace: 16 << 20, FreeInodes: 256}
 
-// Reading is what was measured.
+// Reading has the measurements; nil is one that the VM could not make.
 type Reading struct {
 	At time.Time `json:"at"`
 	// FreeSpace and FreeInodes are those of the directory that has the least.

@@ -47,7 +47,8 @@ func TestWhatAVMCannotMeasureIsNotJudged(t *testing.T) {
 		require.Equal(t, healthcheck.Reading{At: at}, r, text)
 		require.NoError(t, all.Check(r), text)
 	}
-	for _, text := range []string{"", "no such command\n", "stepmux-health", "stepmux-health\n" + strings.Repeat("x", 5000)} {
+	long := "stepmux-health\n" + strings.Repeat("x", 5000)
+	for _, text := range []string{"", "no such command\n", "stepmux-health", long} {
 		_, err := healthcheck.Parse(text, at, at)
 		require.EqualError(t, err, "the VM does not run the commands of a health check", text)
 	}
@@ -60,16 +61,29 @@ func TestEachLimitIsNamed(t *testing.T) {
 		limits     healthcheck.Limits
 	}{
 		{"disk 100 1024 50 99", "", healthcheck.Limits{FreeSpace: 102400, FreeInodes: 50}},
-		{"disk 1 1 1 9\ndisk 9 9 9 9", "its free space is 1B, and the limit free_space is 2GiB",
-			healthcheck.Limits{FreeSpace: 2 << 30}},
-		{"disk 9 4096 1 9\ndisk 9 9 9 9", "1 more files can be made, and the limit free_inodes is 2",
-			healthcheck.Limits{FreeInodes: 2}},
+		{
+			"disk 1 1 1 9\ndisk 9 9 9 9", "its free space is 1B, and the limit free_space is 2GiB",
+			healthcheck.Limits{FreeSpace: 2 << 30},
+		},
+		{
+			"disk 9 4096 1 9\ndisk 9 9 9 9", "1 more files can be made, and the limit free_inodes is 2",
+			healthcheck.Limits{FreeInodes: 2},
+		},
 		{"disk 9 4096 0 0", "", healthcheck.Limits{FreeInodes: 2}}, // as btrfs
-		{"memory 1024", "its free memory is 1MiB, and the limit free_memory is 2MiB", healthcheck.Limits{FreeMemory: 2 << 20}},
+		{
+			"memory 1024", "its free memory is 1MiB, and the limit free_memory is 2MiB",
+			healthcheck.Limits{FreeMemory: 2 << 20},
+		},
 		{"load 6.5 2", "its load is 3.25 for each processor, and the limit load is 3", healthcheck.Limits{Load: 3}},
 		{"load 6.5 4", "", healthcheck.Limits{Load: 3}},
-		{"clock 1799999990", "its clock is 9s off, and the limit clock_skew is 5s", healthcheck.Limits{ClockSkew: 5 * time.Second}},
-		{"clock 1800000010", "its clock is 8s off, and the limit clock_skew is 5s", healthcheck.Limits{ClockSkew: 5 * time.Second}},
+		{
+			"clock 1799999990", "its clock is 9s off, and the limit clock_skew is 5s",
+			healthcheck.Limits{ClockSkew: 5 * time.Second},
+		},
+		{
+			"clock 1800000010", "its clock is 8s off, and the limit clock_skew is 5s",
+			healthcheck.Limits{ClockSkew: 5 * time.Second},
+		},
 		{"clock 1799999995", "", healthcheck.Limits{ClockSkew: 5 * time.Second}},
 		{"clock 1800000000", "", healthcheck.Limits{ClockSkew: time.Millisecond}},
 		{"clock 1800000002", "", healthcheck.Limits{ClockSkew: time.Millisecond}},

@@ -38,7 +38,7 @@ func (r *reader) health(n *yaml.Node, of healthcheck.Limits) healthcheck.Limits 
 	return of
 }
 
-// healthForms are what the limits look like.
+// healthForms say how the limits are written.
 var healthForms = map[string]string{
 	"free_space":  "write a size such as 2GiB, or 0 for no limit",
 	"free_inodes": "write a number of files such as 10000, or 0 for no limit",

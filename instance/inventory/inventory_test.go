@@ -267,7 +267,7 @@ func TestParseSaysWhatIsWrongAndWhere(t *testing.T) {
 			"instances: [{id: a, address: 'x:0'}]",
 			"fleet.yml:1:30: the address \"x:0\": the port is not a number from 1 to 65535",
 		},
-		"no host":     {"instances: [{id: a, address: ':22'}]", "fleet.yml:1:30: the address"},
+		"no host": {"instances: [{id: a, address: ':22'}]", "fleet.yml:1:30: the address"},
 		"free space": {
 			"instances: [{id: a, address: x, health: {free_space: -1}}]",
 			`fleet.yml:1:54: free_space "-1" cannot be used: write a size such as 2GiB, or 0 for no limit`,

@@ -15,7 +15,7 @@ import (
 // maxUnkept bounds the events that are not in the store yet.
 const maxUnkept = 1000
 
-// events are what happened to the VMs.
+// events are the events of VMs.
 type events struct {
 	unkept chan state.Event
 

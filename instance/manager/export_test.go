@@ -48,7 +48,9 @@ func (m *Manager) stream(t *testing.T, name string) jetstream.Stream {
 }
 
 // Tell says that something happened to a VM.
-func (m *Manager) Tell(kind, id, note string) { m.tell(state.Event{Kind: kind, Instance: id, Note: note}) }
+func (m *Manager) Tell(kind, id, note string) {
+	m.tell(state.Event{Kind: kind, Instance: id, Note: note})
+}
 
 // Readers returns how many readers of logs the store knows.
 func (m *Manager) Readers(t *testing.T) int {

@@ -19,7 +19,7 @@ import (
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
 )
 
-// events returns what the manager tells.
+// events returns the events that the manager has.
 func (r *running) events(req *pb.EventsRequest) (all []*pb.Event) {
 	r.t.Helper()
 	stream, err := r.Events(r.t.Context(), req)
@@ -93,7 +93,8 @@ func TestAVMThatIsIllKeepsItsBuildsAndIsReplaced(t *testing.T) {
 	m.stop()
 	f.change = change
 	m = f.start(t)
-	require.ElementsMatch(t, kindsOf(all), kindsOf(m.events(&pb.EventsRequest{About: []string{"server-1"}})), "they are kept")
+	kept := m.events(&pb.EventsRequest{About: []string{"server-1"}})
+	require.ElementsMatch(t, kindsOf(all), kindsOf(kept), "they are kept")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	stream, err := m.Events(ctx, &pb.EventsRequest{About: []string{"vm-9"}, Follow: true})

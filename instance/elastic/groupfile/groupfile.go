@@ -329,8 +329,8 @@ func (g *Groups) Schema() map[string]any {
 		"pass-env": texts, "user-data-file": text, "defaults": map[string]any{"type": "object"}, "period": text,
 		"ready-timeout": text, "max-instances": number(1), "capacity": number(1), "max-uses": number(1), "max-age": text,
 		"unhealthy-time": text,
-		"throttle": object(map[string]any{"rate": positive, "burst": number(1)}),
-		"policies": map[string]any{"type": "array", "items": policy},
+		"throttle":       object(map[string]any{"rate": positive, "burst": number(1)}),
+		"policies":       map[string]any{"type": "array", "items": policy},
 	}, "name", "exec", "max-instances")
 	return map[string]any{"oneOf": []any{group, map[string]any{"type": "array", "items": group}}}
 }

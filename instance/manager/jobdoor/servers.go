@@ -80,7 +80,7 @@ func ReadCount(r *yamltree.Reader, e yamltree.Entry) int {
 	return count
 }
 
-// CheckEnvironment fails if what a key has read cannot be variables of the environment: each job would fail.
+// CheckEnvironment fails if variables cannot be in an environment: each job would fail.
 func CheckEnvironment(r *yamltree.Reader, e yamltree.Entry, variables map[string]string) {
 	for _, name := range sortedkeys.Of(variables) {
 		switch {

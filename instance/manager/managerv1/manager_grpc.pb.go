@@ -65,7 +65,7 @@ type ManagerClient interface {
 	Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*CancelResponse, error)
 	// Audit returns who drained VMs, and cancelled, played or retried builds and pipelines, the latest first. The last 1000 actions are kept.
 	Audit(ctx context.Context, in *AuditRequest, opts ...grpc.CallOption) (*AuditResponse, error)
-	// Events streams what happened to the VMs, the oldest first. With follow it goes on with what happens from now on. The
+	// Events streams the events of the VMs, the oldest first. With follow it goes on with those that come. The
 	// last 10000 events are kept.
 	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error)
 	// Status describes the manager and its VMs.
@@ -391,7 +391,7 @@ type ManagerServer interface {
 	Cancel(context.Context, *CancelRequest) (*CancelResponse, error)
 	// Audit returns who drained VMs, and cancelled, played or retried builds and pipelines, the latest first. The last 1000 actions are kept.
 	Audit(context.Context, *AuditRequest) (*AuditResponse, error)
-	// Events streams what happened to the VMs, the oldest first. With follow it goes on with what happens from now on. The
+	// Events streams the events of the VMs, the oldest first. With follow it goes on with those that come. The
 	// last 10000 events are kept.
 	Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error
 	// Status describes the manager and its VMs.

@@ -273,7 +273,7 @@ func (p *pages) failures(ctx context.Context, _ *http.Request) (any, error) {
 	return failuresOf(ended), nil
 }
 
-// eventsData is the page of what happened to VMs.
+// eventsData is the page of the events of VMs.
 type eventsData struct {
 	Events []vmEvent `json:"events"` // the latest first
 }

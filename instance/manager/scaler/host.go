@@ -50,7 +50,7 @@ type Usage struct {
 	Ready, Alive bool
 	// Drained says that Host.Drain has taken effect, and Closed that it takes no builds for another reason.
 	Drained, Closed bool
-	// Ill is since when it does not answer, fails builds or lacks what they need. Zero: it is well.
+	// Ill is since when it gets no builds because of its health. Zero: it is well.
 	Ill time.Time
 }
 

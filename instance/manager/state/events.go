@@ -27,8 +27,8 @@ func (s *Store) KeepEvent(ctx context.Context, e Event) error {
 	return err
 }
 
-// Events passes the events that are kept to take, the oldest first. With follow, it then waits for more, until ctx ends;
-// else it returns nil.
+// Events passes the events that are kept to take, the oldest first. With follow, it then waits for more, until ctx
+// ends.
 func (s *Store) Events(ctx context.Context, follow bool, take func(*pb.Event) error) error {
 	info, err := s.events.Info(ctx)
 	if err != nil {

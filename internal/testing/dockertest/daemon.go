@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -272,32 +273,30 @@ func (d *Daemon) load(ref string, files func(*tar.Writer) error, instructions ..
 
 // BusyboxFiles writes the files of Image to a tar archive: busybox, a link for each of its commands, and the libraries
 // it may need.
-func BusyboxFiles(archive *tar.Writer) error {
-	files := map[string]string{"bin/busybox": busybox}
-	libraries, _ := exec.Command("ldd", busybox).Output() // fails for the static one
-	for word := range strings.FieldsSeq(string(libraries)) {
-		if filepath.IsAbs(word) {
-			files[word[1:]] = word
-		}
-	}
+func BusyboxFiles(archive *tar.Writer) error { return machineFiles(archive, nil, "") }
+
+// machineFiles writes the files of Image, more programs, by their names in the image, and more lines of /etc/passwd.
+func machineFiles(archive *tar.Writer, programs map[string]string, users string) error {
 	applets, err := exec.Command(busybox, "--list").Output()
 	if err != nil {
 		return err
 	}
-	write := func(header tar.Header, text []byte) error {
-		header.Size = int64(len(text))
-		if err := archive.WriteHeader(&header); err != nil {
-			return err
+	files := map[string]string{"bin/busybox": busybox}
+	maps.Copy(files, programs)
+	for _, program := range slices.Collect(maps.Values(files)) {
+		libraries, _ := exec.Command("ldd", program).Output() // fails for a static one
+		for word := range strings.FieldsSeq(string(libraries)) {
+			if filepath.IsAbs(word) {
+				files[word[1:]] = word
+			}
 		}
-		_, err := archive.Write(text)
-		return err
 	}
 	for name, from := range files {
 		text, err := os.ReadFile(from)
 		if err != nil {
 			return err
 		}
-		if err := write(tar.Header{Name: name, Mode: 0o755}, text); err != nil {
+		if err := writeFile(archive, tar.Header{Name: name, Mode: 0o755}, text); err != nil {
 			return err
 		}
 	}
@@ -306,12 +305,22 @@ func BusyboxFiles(archive *tar.Writer) error {
 			continue
 		}
 		link := tar.Header{Typeflag: tar.TypeSymlink, Name: "bin/" + name, Linkname: "busybox"}
-		if err := write(link, nil); err != nil {
+		if err := writeFile(archive, link, nil); err != nil {
 			return err
 		}
 	}
-	if err := write(tar.Header{Typeflag: tar.TypeDir, Name: "tmp/", Mode: 0o1777}, nil); err != nil {
+	if err := writeFile(archive, tar.Header{Typeflag: tar.TypeDir, Name: "tmp/", Mode: 0o1777}, nil); err != nil {
 		return err
 	}
-	return write(tar.Header{Name: "etc/passwd", Mode: 0o644}, []byte("root:x:0:0:root:/:/bin/sh\n"))
+	users = "root:x:0:0:root:/:/bin/sh\n" + users
+	return writeFile(archive, tar.Header{Name: "etc/passwd", Mode: 0o644}, []byte(users))
+}
+
+func writeFile(archive *tar.Writer, header tar.Header, text []byte) error {
+	header.Size = int64(len(text))
+	if err := archive.WriteHeader(&header); err != nil {
+		return err
+	}
+	_, err := archive.Write(text)
+	return err
 }
