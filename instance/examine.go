@@ -112,6 +112,7 @@ func (g *Group) patient(id string) (p patient, err error) {
 	}
 	failed := (*dialError)(nil)
 	h := e.host.health
-	p.ill = h.reason() != nil && !(errors.As(h.suspect, &failed) && failed.permanent)
+	refused := errors.As(h.suspect, &failed) && failed.permanent
+	p.ill = h.reason() != nil && !refused
 	return p, nil
 }
