@@ -283,7 +283,7 @@ func TestThePageWithoutATokenIsReadOnlyAndForThisMachine(t *testing.T) {
 	require.Positive(t, build.Build.Connect)
 	require.Greater(t, build.Build.FirstOutput, build.Build.Connect)
 	require.Equal(t, log, build.Log)
-	for _, path := range []string{"/builds.json", "/failures.json", "/audit.json", "/vms/vm-1.json"} {
+	for _, path := range []string{"/builds.json", "/failures.json", "/audit.json", "/vm-events.json", "/vms/vm-1.json"} {
 		b.json(path, &map[string]any{})
 	}
 	for path, want := range map[string]int{"/builds/9-ab": 404, "/vms/x": 404, "/x": 404, "/builds/..%2f": 404} {

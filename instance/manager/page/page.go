@@ -98,7 +98,7 @@ func newPages(cfg Config) *pages {
 	page("vm", p.vm, "/vms/{id}")
 	page("failures", p.failures, "/failures", "/failures.json")
 	page("audit", p.audit, "/audit", "/audit.json")
-	page("events", p.events, "/events", "/events.json")
+	page("events", p.events, "/vm-events", "/vm-events.json")
 	p.mux.HandleFunc("GET /events", p.liveOverview)
 	p.mux.HandleFunc("GET /vms/{id}/events", p.liveVM)
 	p.mux.HandleFunc("GET /builds/{id}/events", p.liveBuild)
