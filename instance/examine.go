@@ -20,8 +20,8 @@ const examineTimeout = 30 * time.Second
 // Examine measures a VM with one command by way of its relay, or in a session if builds are started so, and compares
 // the values with its Health. Outside the limits it gets no builds. A VM without a connection, or that has had no
 // build, is not measured. But if it is suspect or quarantined, Examine connects to it, and so lets it take builds again
-// if it answers. A VM that has refused the login is left alone. The error says why nothing could be measured; it wraps
-// ErrUnknown for an instance that is not in the Group's set.
+// if it answers. A VM that has refused the login, or is drained, is left alone. The error says why nothing could be
+// measured; it wraps ErrUnknown for an instance that is not in the Group's set.
 func (p *Provider) Examine(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, examineTimeout)
 	defer cancel()
@@ -45,7 +45,9 @@ func (p *Provider) Examine(ctx context.Context, id string) error {
 	if r := conn.Relayed(); r != nil {
 		start = r.Start
 	} else if patient.start != connector.Session { // it may be the only session that the server allows
-		p.cfg.Group.examined(id, nil, nil) // the next build starts a relay
+		if patient.ill {
+			p.cfg.Group.examined(id, nil, nil) // the next build starts a relay
+		}
 		return nil
 	}
 	if patient.Health == (healthcheck.Limits{}) {
@@ -113,6 +115,6 @@ func (g *Group) patient(id string) (p patient, err error) {
 	failed := (*dialError)(nil)
 	h := e.host.health
 	refused := errors.As(h.suspect, &failed) && failed.permanent
-	p.ill = h.reason() != nil && !refused
+	p.ill = h.reason() != nil && !refused && e.takes()
 	return p, nil
 }

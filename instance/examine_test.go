@@ -10,6 +10,7 @@ import (
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/healthcheck"
 	"github.com/stepmux/stepmux/internal/testing/sshtest"
+	"github.com/stepmux/stepmux/pool"
 )
 
 // told collects the calls of Group.OnHealth.
@@ -73,6 +74,16 @@ func TestAVMThatLacksWhatBuildsNeedGetsNoneUntilItHasIt(t *testing.T) {
 	require.Positive(t, *stat.Health.FreeSpace)
 	require.NoError(t, p.Examine(ctx, id))
 	require.Equal(t, []string{id + ": " + stat.Reason}, heard.take(), "once")
+
+	// A drain closes the connection, and with it the relay: the VM became well by that.
+	require.NoError(t, group.Drain(id))
+	closed := func() bool { return p.Stat().Instances[0].ConnState == pool.None }
+	require.Eventually(t, closed, sshtest.Bound, time.Millisecond)
+	require.NoError(t, p.Examine(ctx, id))
+	require.True(t, closed())
+	require.False(t, p.Stat().Instances[0].Ill.IsZero())
+	require.NoError(t, group.Undrain(id))
+	require.Empty(t, heard.take())
 
 	done := make(chan struct{})
 	go func() {
